@@ -1,0 +1,27 @@
+"""Errors that a user can act on. Each message says what was expected, what came, and what to try."""
+
+from __future__ import annotations
+
+
+class PathmarkError(Exception):
+    """Base of every error that PathMark raises on purpose; the command line prints it as one line."""
+
+
+class ModelError(PathmarkError, ValueError):
+    """A model that PathMark cannot read, or that has no router it knows."""
+
+
+class KeyFileError(PathmarkError, ValueError):
+    """A key, commitment or registry that is damaged, locked, foreign or from the future."""
+
+
+class CapacityError(PathmarkError, ValueError):
+    """An id, a width or a number of watermarks that does not fit the routing space."""
+
+
+class EmbeddingError(PathmarkError, ValueError):
+    """An embedding that may not start or could not finish."""
+
+
+class VerificationError(PathmarkError, ValueError):
+    """Evidence that cannot be judged: no verdict, neither marked nor unmarked."""
