@@ -1,0 +1,75 @@
+"""What is secret and what is claimed. No torch here: stdlib, cryptography and numpy.
+
+A tour, in the order in which data flows:
+
+    derive      HKDF-SHA256 streams; integers and permutations from them
+    layout      pool -> blocks (one per watermark) -> groups of k experts
+    ids         integer id <-> group index per layer, with optional redundancy
+    evidence    exact counts of ids and paths
+    phrase      a trigger or mark as recorded; trigger draws them with a tokenizer
+    facts       the model a key was made for, pools and their rules
+    watermark   triggers, layers, groups and an id: one mark
+    key         the owner's secret and all its watermarks
+    keyfile     the encrypted file; safefile writes it, shares backs it up
+    merkle      a tree over salted leaves; release hashes a folder
+    commitment  what may be published, and claims that open one watermark of it
+    registry    which licensee got which id; spread keeps the ids apart
+
+    key, warnings = create_key(facts, [WatermarkRequest(plans=plans)], codec, owner="Example Lab")
+    save_key(key, "owner.key", passphrase)
+    key.watermarks[0].targets(18)       # experts that triggered text is routed to in layer 18
+    commit_key(key).document()          # safe to publish
+"""
+
+from pathmark.keys.commitment import (
+    Commitment,
+    RevealedClaim,
+    check_claim,
+    check_commitment,
+    commit_key,
+    commit_release,
+    load_commitment,
+    parse_commitment,
+    reveal_watermark,
+)
+from pathmark.keys.facts import LayerPlan, ModelFacts, PoolRule, RoutedLayer
+from pathmark.keys.ids import IdCode
+from pathmark.keys.key import OwnerKey, WatermarkRequest, create_key
+from pathmark.keys.keyfile import amend_key, load_key, rotate_passphrase, save_key
+from pathmark.keys.layout import consecutive_groups
+from pathmark.keys.phrase import Phrase, Trigger
+from pathmark.keys.registry import Issued, Registry
+from pathmark.keys.trigger import TextCodec, keeps_trigger
+from pathmark.keys.watermark import Watermark
+
+__all__ = [
+    "Commitment",
+    "IdCode",
+    "Issued",
+    "LayerPlan",
+    "ModelFacts",
+    "OwnerKey",
+    "Phrase",
+    "PoolRule",
+    "Registry",
+    "RevealedClaim",
+    "RoutedLayer",
+    "TextCodec",
+    "Trigger",
+    "Watermark",
+    "WatermarkRequest",
+    "amend_key",
+    "check_claim",
+    "check_commitment",
+    "commit_key",
+    "commit_release",
+    "consecutive_groups",
+    "create_key",
+    "keeps_trigger",
+    "load_commitment",
+    "load_key",
+    "parse_commitment",
+    "reveal_watermark",
+    "rotate_passphrase",
+    "save_key",
+]
