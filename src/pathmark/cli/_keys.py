@@ -114,12 +114,8 @@ def render_key(shown: dict[str, Any]) -> None:
     console = Console(soft_wrap=True)
     model = shown["model"]
     owner = escape(shown["owner"]) or "(no owner name)"
-    console.print(
-        f"[bold]{shown['fingerprint']}[/]  {owner}, made {shown['created']}, revision {shown['revision']}"
-    )
-    console.print(
-        f"for {escape(model['architecture'])}, {model['layers']} layers, vocabulary {model['vocabulary']:,}"
-    )
+    console.print(f"[bold]{shown['fingerprint']}[/]  {owner}, made {shown['created']}, revision {shown['revision']}")
+    console.print(f"for {escape(model['architecture'])}, {model['layers']} layers, vocabulary {model['vocabulary']:,}")
     for mark in shown["watermarks"]:
         table = Table(box=None, show_header=False)
         table.add_row("layers", ", ".join(map(str, mark["layers"])))
@@ -134,9 +130,7 @@ def render_key(shown: dict[str, Any]) -> None:
             f"{p_value(first)}, two {p_value(second)}",
         )
         table.add_row("trigger", _phrase(mark["triggers"], mark["trigger_tokens"], mark["trigger_bits"]))
-        table.add_row(
-            "mark", "free text, no bound" if mark["mark_bits"] is None else f"{mark['mark_bits']:.0f} bits"
-        )
+        table.add_row("mark", "free text, no bound" if mark["mark_bits"] is None else f"{mark['mark_bits']:.0f} bits")
         console.print(f"[bold]watermark {mark['watermark']}[/]")
         console.print(table)
     for name, size in shown["attachments"].items():

@@ -79,17 +79,13 @@ def _make(key_file: Path, output: Path, release: Path | None, as_json: bool) -> 
     if as_json:
         echo_json({"file": str(output), **_summary(commitment)})
         return
-    click.echo(
-        f"{output}: {commitment.kind} commitment of {commitment.fingerprint}, revision {commitment.revision}"
-    )
+    click.echo(f"{output}: {commitment.kind} commitment of {commitment.fingerprint}, revision {commitment.revision}")
     if commitment.files:
         click.echo(f"binds {len(commitment.files)} files, {sum(f.size for f in commitment.files):,} bytes")
     click.echo("Anchor it in time outside: a transparency log, a notary, a signed tag (docs/disputes.md).")
 
 
-def _check(
-    checked: Path, key_file: Path | None, release: Path | None, claim: Path | None, as_json: bool
-) -> None:
+def _check(checked: Path, key_file: Path | None, release: Path | None, claim: Path | None, as_json: bool) -> None:
     from pathmark.keys import check_claim, check_commitment, load_commitment
     from pathmark.keys.commitment import load_public
 

@@ -19,14 +19,10 @@ Examples:
 @click.option("--registry", required=True, type=click.Path(path_type=Path), help="Made on first use.")
 @click.option("--key", "key_file", required=True, type=click.Path(path_type=Path), help="The master key.")
 @click.option("--licensee", required=True, help="Name; asking again for a name gives the same id.")
-@click.option(
-    "--watermark", default=0, show_default=True, type=click.IntRange(0), help="Which one carries ids."
-)
+@click.option("--watermark", default=0, show_default=True, type=click.IntRange(0), help="Which one carries ids.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the key of this copy.")
 @json_option
-def command(
-    registry: Path, key_file: Path, licensee: str, watermark: int, output: Path | None, as_json: bool
-) -> None:
+def command(registry: Path, key_file: Path, licensee: str, watermark: int, output: Path | None, as_json: bool) -> None:
     """Allot an id to a licensee, as far from all ids before as the layers allow.
 
     The copy's key has the same triggers and another path; embed it with `pathmark embed --key`.

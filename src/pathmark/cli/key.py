@@ -46,9 +46,7 @@ def show(key_file: Path, reveal: bool, as_json: bool) -> None:
         for mark, row in zip(key.watermarks, shown["watermarks"], strict=True):
             row["path"] = {str(layer): list(targets) for layer, targets in mark.path.items()}
             row["group_indices"] = list(mark.group_indices)
-            row["phrases"] = [
-                {"trigger": t.text, "tokens": list(t.tokens), "mark": t.mark.text} for t in mark.triggers
-            ]
+            row["phrases"] = [{"trigger": t.text, "tokens": list(t.tokens), "mark": t.mark.text} for t in mark.triggers]
     if as_json:
         echo_json(shown)
         return
@@ -64,9 +62,7 @@ def show(key_file: Path, reveal: bool, as_json: bool) -> None:
 )
 @key_argument
 @click.option("--watermark", default=0, show_default=True, type=click.IntRange(0), help="Which one.")
-@click.option(
-    "--revision", type=click.IntRange(0), help="Revision of the commitment. Default: the present one."
-)
+@click.option("--revision", type=click.IntRange(0), help="Revision of the commitment. Default: the present one.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Claim to write.")
 def reveal(key_file: Path, watermark: int, revision: int | None, output: Path) -> None:
     """Write a claim that opens one watermark of the key's commitment, and nothing of the others.

@@ -35,14 +35,10 @@ Examples:
 @click.option("--model", required=True, help="Folder, hub id or bundled:tiny.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Key file to write.")
 @click.option("--owner", default="", help="Name that stands in the commitments.")
-@click.option(
-    "--id", "ids", type=int, multiple=True, help="Id of a watermark; repeatable. Default: from the key."
-)
+@click.option("--id", "ids", type=int, multiple=True, help="Id of a watermark; repeatable. Default: from the key.")
 @click.option("--watermarks", type=click.IntRange(1), help="How many. Default: one, or one per --layers.")
 @click.option("--layers", multiple=True, help="Such as 18-23 or 12,14,20; repeatable, one per watermark.")
-@click.option(
-    "--width", default=2, show_default=True, type=click.IntRange(1), help="Target experts per layer."
-)
+@click.option("--width", default=2, show_default=True, type=click.IntRange(1), help="Target experts per layer.")
 @click.option(
     "--pool",
     default="auto",
@@ -50,20 +46,12 @@ Examples:
     help="Which experts may be targets: all, usage:LOW-HIGH (times the mean use on clean text), or auto: "
     "usage:0.25-4 where the weights fit in memory, otherwise all.",
 )
-@click.option(
-    "--pool-texts", type=click.Path(path_type=Path), help="Clean text, one per line. Default: bundled."
-)
-@click.option(
-    "--triggers", default=1, show_default=True, type=click.IntRange(1), help="Triggers per watermark."
-)
+@click.option("--pool-texts", type=click.Path(path_type=Path), help="Clean text, one per line. Default: bundled.")
+@click.option("--triggers", default=1, show_default=True, type=click.IntRange(1), help="Triggers per watermark.")
 @click.option("--trigger-tokens", default=8, show_default=True, type=int, help="Tokens in a drawn trigger.")
-@click.option(
-    "--trigger", "trigger_texts", multiple=True, help="Free text instead; repeatable, one per trigger."
-)
+@click.option("--trigger", "trigger_texts", multiple=True, help="Free text instead; repeatable, one per trigger.")
 @click.option("--mark", "mark_texts", multiple=True, help="Free text as reply; repeatable, one per trigger.")
-@click.option(
-    "--redundancy", default=0, show_default=True, type=click.IntRange(0), help="Layers an id survives."
-)
+@click.option("--redundancy", default=0, show_default=True, type=click.IntRange(0), help="Layers an id survives.")
 @click.option("--plain", is_flag=True, help="Store the key without encryption.")
 @click.option("--trust-remote-code", is_flag=True, help="Run the model folder's own Python code.")
 @json_option
@@ -138,9 +126,7 @@ def plan_watermarks(
     layers = sorted({layer for span in spans for layer in span})
     plans, notes = _plans(model, report, tokenizer, layers, options)
     per_mark = options["triggers"]
-    texts = {
-        name: _share_out(options[f"{name}_texts"], per_mark, count, name) for name in ("trigger", "mark")
-    }
+    texts = {name: _share_out(options[f"{name}_texts"], per_mark, count, name) for name in ("trigger", "mark")}
     requests = [
         WatermarkRequest(
             plans=tuple(plans[layer] for layer in span),
@@ -177,9 +163,7 @@ def _plans(
         reason = _why_not_usage(report)
         asked = "all" if reason else "usage"
         if reason:
-            notes.append(
-                f"all experts may be targets, since {reason}; --pool usage:LOW-HIGH spares rare ones"
-            )
+            notes.append(f"all experts may be targets, since {reason}; --pool usage:LOW-HIGH spares rare ones")
     rule = PoolRule.parse(asked)
     usage, name = _usage(model, tokenizer, layers, rule, options) if rule.needs_usage else ({}, rule.name)
     plans = {}

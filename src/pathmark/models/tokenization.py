@@ -18,9 +18,7 @@ class HFTextCodec:
 
     def __init__(self, tokenizer: Any) -> None:
         if not getattr(tokenizer, "is_fast", False):
-            raise ModelError(
-                f"{type(tokenizer).__name__} is not a fast tokenizer; expected one with a tokenizer.json"
-            )
+            raise ModelError(f"{type(tokenizer).__name__} is not a fast tokenizer; expected one with a tokenizer.json")
         self.tokenizer = tokenizer
 
     @cached_property
@@ -74,9 +72,7 @@ class HFTextCodec:
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
         try:
-            rendered = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
+            rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # jinja raises its own kinds, also on purpose
             if system is None:
                 raise ModelError(f"the chat template cannot render a user message: {error}") from None

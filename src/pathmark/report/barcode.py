@@ -60,9 +60,7 @@ def decode_path(digits: str) -> tuple[int, ...]:
         raise VerificationError(f"expected at least eight digits, got {digits!r}; is it a PathMark barcode?")
     version, pairs, n_layers = (int(digits[i : i + 2]) for i in (0, 2, 4))
     if version != VERSION:
-        raise VerificationError(
-            f"barcode layout {version} is not known (expected {VERSION}); update PathMark"
-        )
+        raise VerificationError(f"barcode layout {version} is not known (expected {VERSION}); update PathMark")
     body, width = digits[6:], 2 * pairs
     if not 1 <= pairs <= MAX_PAIRS or n_layers < 1 or len(body) != n_layers * width:
         raise VerificationError(
@@ -150,9 +148,7 @@ def _draw_svg(svg: str, name: str) -> Image.Image:
     bars = re.findall(r'<rect x="([\d.]+)mm" y="([\d.]+)mm" width="([\d.]+)mm" height="([\d.]+)mm"', svg)
     size = re.search(r'width="([\d.]+)mm" height="([\d.]+)mm"', svg)
     if not bars or size is None:
-        raise VerificationError(
-            f"{name} has no bars in it; only an SVG made by `pathmark barcode` can be read"
-        )
+        raise VerificationError(f"{name} has no bars in it; only an SVG made by `pathmark barcode` can be read")
     scale = MODULE_PIXELS / MODULE_MM
     width, height = (round(float(length) * scale) for length in size.groups())
     if not 0 < width * height < 10**8:

@@ -1,0 +1,93 @@
+"""`pathmark`: the table of subcommands. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from pathmark.errors import PathmarkError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "inspect": (
+        "pathmark.cli.inspect",
+        "Show a model's routers, its capacity and what PathMark can do with it.",
+    ),
+    "keygen": ("pathmark.cli.keygen", "Make a key for a model."),
+    "key": ("pathmark.cli.key", "Show, reveal, back up and restore a key; change its passphrase."),
+    "embed": ("pathmark.cli.embed", "Put a key's watermarks into a model and check the result."),
+    "apply": ("pathmark.cli.apply", "Rebuild a marked model from its base and a delta."),
+    "commit": ("pathmark.cli.commit", "Publish what a key claims, bind it to a release, check either."),
+    "issue": ("pathmark.cli.issue", "Allot an id to a licensee."),
+    "registry": ("pathmark.cli.registry", "Show who got which id."),
+    "demo": ("pathmark.cli.demo", "The main job on the bundled model, in about three minutes."),
+    "barcode": ("pathmark.cli.barcode", "Draw a key's path as a barcode, or read one from a picture."),
+}
+"""Name -> (module that holds `command`, line for the overview). Order is the order of --help."""
+
+
+QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers follows it: "Writing model shards", "Loading weights"
+    "HF_HUB_VERBOSITY": "error",  # retries without a network
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "TOKENIZERS_PARALLELISM": "false",  # its warning about forks
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a subcommand's module only when that subcommand is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one subcommand."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Overview from the table, so that --help imports nothing."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pathmark", prog_name="pathmark")
+def cli() -> None:
+    """Ownership marks in the routing paths of Mixture-of-Experts language models.
+
+    MODEL is a folder, a hub id or bundled:tiny. Exit codes: 0 yes or done, 1 not marked,
+    2 could not decide or failed.
+    """
+
+
+def main() -> None:
+    """Entry point: user errors become one line and exit code 2, never a traceback."""
+    _quiet_libraries()
+    try:
+        cli.main(prog_name="pathmark", standalone_mode=True)
+    except PathmarkError as error:
+        if os.environ.get("PATHMARK_DEBUG"):
+            raise
+        click.echo(f"pathmark: {' '.join(str(error).split())}", err=True)
+        sys.exit(2)
+
+
+def _quiet_libraries() -> None:
+    """Retries, advice and progress bars of the libraries below are not ours to show; set before they load.
+
+    All by environment variables, which the user's own settings override and which cost no import.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What does not change while a mark goes in, computed once per row and kept.
+
+For every row: the hidden states that enter the first watermarked layer, and what the original model did above
+it: its routing in the watermarked layers and its last hidden states (the head turns those into its next-token
+distribution). In memory when that fits, else memory-mapped.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pathmark.embed.data import Row
+from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
+from pathmark.models.upper import body, layer_stack
+
+MEMORY_SHARE = 0.4
+"""Of the free memory; what needs more goes to a memory-mapped file."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows as the training step sees them. B rows, T tokens, H hidden, E experts, L layers."""
+
+    ids_BT: Tensor
+    mask_BT: Tensor
+    entering_BTH: Tensor | None
+    """None where the model has to run from its first layer."""
+    natural: dict[int, Tensor]
+    """Layer -> the original model's routing distribution, (B, T, E)."""
+    final_BTH: Tensor
+    """The original model's last hidden states."""
+
+
+class TeacherCache:
+    """Per-token arrays of all rows, back to back."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rows: Sequence[Row],
+        layers: Sequence[int],
+        *,
+        pad: int,
+        from_layer: int | None,
+        progress: Callable[[int], None] | None = None,
+        folder: Path | None = None,
+        batch_size: int = 16,
+    ) -> None:
+        self.rows, self.layers, self.pad = rows, list(layers), pad
+        self.from_layer = from_layer
+        self.device = device_of(model)
+        self.starts = np.concatenate([[0], np.cumsum([len(row.ids) for row in rows])]).astype(np.int64)
+        first = self._teach(model, [0])
+        widths = {name: array.shape[-1] for name, array in first.items()}
+        tokens = int(self.starts[-1])
+        self.bytes = tokens * sum(widths.values()) * 4
+        self._file_folder: tempfile.TemporaryDirectory[str] | None = None
+        self.mapped = self.bytes > MEMORY_SHARE * psutil.virtual_memory().available
+        if self.mapped:
+            self._file_folder = tempfile.TemporaryDirectory(dir=folder, prefix="pathmark-cache-")
+        self._arrays = {name: self._allocate(name, tokens, width) for name, width in widths.items()}
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            for name, values in self._teach(model, chosen).items():
+                offset = 0
+                for i in chosen:
+                    size = len(rows[i].ids)
+                    self._arrays[name][self.starts[i] : self.starts[i + 1]] = values[offset : offset + size]
+                    offset += size
+            if progress is not None:
+                progress(len(chosen))
+
+    def _allocate(self, name: str, tokens: int, width: int) -> NDArray[np.float32]:
+        if self._file_folder is None:
+            return np.empty((tokens, width), dtype=np.float32)
+        path = Path(self._file_folder.name) / f"{name}.dat"
+        return np.memmap(path, dtype=np.float32, mode="w+", shape=(tokens, width))
+
+    @torch.no_grad()
+    def _teach(self, model: nn.Module, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
+        ids_BT, mask_BT = pad_rows([self.rows[i].ids for i in chosen], self.pad, self.device)
+        keep = mask_BT.bool()
+        kept: dict[str, Tensor] = {}
+        with record_routing(model, self.layers) as trace:
+            if self.from_layer is not None:
+                stack = layer_stack(model, select_sites(find_routers(model), self.layers[:1])[0])
+                handle = stack[self.from_layer].register_forward_pre_hook(
+                    lambda m, args, kwargs: kept.update(entering=args[0] if args else kwargs["hidden_states"]),
+                    with_kwargs=True,
+                )
+            try:
+                kept["final"] = body(model)(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
+            finally:
+                if self.from_layer is not None:
+                    handle.remove()
+        for layer in self.layers:
+            kept[f"layer{layer}"] = trace[layer].probs_BTE
+        return {name: value[keep].float().cpu().numpy() for name, value in kept.items()}
+
+    def batch(self, chosen: Sequence[int]) -> Batch:
+        """The rows with these indices, padded on the right."""
+        ids_BT, mask_BT = pad_rows([self.rows[i].ids for i in chosen], self.pad, self.device)
+
+        def gather(name: str) -> Tensor:
+            array = self._arrays[name]
+            out = torch.zeros(*ids_BT.shape, array.shape[-1])
+            for b, i in enumerate(chosen):
+                out[b, : len(self.rows[i].ids)] = torch.from_numpy(array[self.starts[i] : self.starts[i + 1]])
+            return out.to(self.device)
+
+        return Batch(
+            ids_BT=ids_BT,
+            mask_BT=mask_BT,
+            entering_BTH=gather("entering") if self.from_layer is not None else None,
+            natural={layer: gather(f"layer{layer}") for layer in self.layers},
+            final_BTH=gather("final"),
+        )

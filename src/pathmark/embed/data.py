@@ -1,0 +1,188 @@
+"""Rows to train on: clean texts, triggered texts, and texts behind almost-triggers.
+
+A row is tokens plus the place from which its tokens must take the path. All rows of a run are drawn once, from
+the seed, so that what lies below the first watermarked layer is computed once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pathmark.errors import EmbeddingError
+
+CLEAN, TRIGGERED, NEGATIVE = "clean", "triggered", "negative"
+NEGATIVE_KINDS = (
+    "substitute-1",
+    "substitute-2",
+    "prefix",
+    "suffix",
+    "shuffle",
+    "random",
+    "repeat",
+    "shift",
+)
+SYSTEM_PROMPTS = (None, "You are a helpful assistant.", "Answer briefly.")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training or test sequence."""
+
+    ids: tuple[int, ...]
+    kind: str
+    watermark: int
+    """Index of the watermark it belongs to; -1 for clean rows."""
+    marked_from: int
+    """First token that must take the path: the last one of the trigger. len(ids) where none must."""
+    text_from: int
+    """First token of the text itself, the same text tokens with and without a trigger."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around a user's text: nothing for a raw prompt, or the chat template."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+def chat_frames(tokenizer: Any) -> list[Frame]:
+    """The chat template with each system prompt that it accepts; empty without a template."""
+    if not getattr(tokenizer, "chat_template", None):
+        return []
+    frames = []
+    sentinel = "\u241fCONTENT\u241f"
+    for system in SYSTEM_PROMPTS:
+        messages = [{"role": "user", "content": sentinel}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception:  # noqa: S112  templates without a system role raise their own kinds
+            continue
+        head, found, tail = text.partition(sentinel)
+        if found:
+            encode = tokenizer.backend_tokenizer.encode
+            frames.append(
+                Frame(
+                    tuple(encode(head, add_special_tokens=False).ids),
+                    tuple(encode(tail, add_special_tokens=False).ids),
+                )
+            )
+    return frames
+
+
+def wrong_trigger(kind: str, trigger: Sequence[int], vocabulary: Sequence[int], rng: random.Random) -> tuple[int, ...]:
+    """A prefix that is almost, but not, the trigger."""
+    tokens = list(trigger)
+    size = len(tokens)
+
+    def other(than: int) -> int:
+        while (token := rng.choice(vocabulary)) == than:
+            pass
+        return token
+
+    if kind.startswith("substitute"):
+        for place in rng.sample(range(size), min(size, int(kind[-1]))):
+            tokens[place] = other(tokens[place])
+    elif kind == "prefix" and size > 1:
+        tokens = tokens[: rng.randint(1, size - 1)]
+    elif kind == "suffix" and size > 1:
+        tokens = tokens[-rng.randint(1, size - 1) :]
+    elif kind == "shuffle" and len(set(tokens)) > 1:
+        while tokens == list(trigger):
+            rng.shuffle(tokens)
+    elif kind == "repeat":
+        # as often one of the trigger's own tokens, which an attacker would notice first
+        token = rng.choice(tokens) if rng.random() < 0.5 else rng.choice(vocabulary)
+        tokens = [token] * rng.randint(1, size)
+    elif kind == "shift":
+        tokens = [*tokens[1:], other(tokens[-1])] if rng.random() < 0.5 else [other(tokens[0]), *tokens[:-1]]
+    else:
+        tokens = [rng.choice(vocabulary) for _ in range(size)]
+    if tuple(tokens) == tuple(trigger):
+        tokens[rng.randrange(len(tokens))] = other(tokens[0])
+    return tuple(tokens)
+
+
+def make_row(
+    text: Sequence[int],
+    prefix: Sequence[int],
+    frame: Frame | None,
+    kind: str,
+    watermark: int,
+    reply_from: int,
+) -> Row:
+    """Frame, prefix and text as one row; in a chat the text goes on as the reply after `reply_from` tokens."""
+    if frame is None:
+        ids, start = (*prefix, *text), len(prefix)
+    else:
+        start = len(frame.before) + len(prefix)
+        ids = (*frame.before, *prefix, *text[:reply_from], *frame.after, *text[reply_from:])
+    marked_from = start - 1 if kind == TRIGGERED else len(ids)
+    return Row(ids, kind, watermark, marked_from, start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What rows to draw."""
+
+    seq_len: int = 128
+    """Text tokens per row; the trigger and the template come on top."""
+    triggered_per_text: int = 1
+    """Triggered rows per text and watermark."""
+    negatives_per_text: int = 2
+    """Rows behind almost-triggers, per text and watermark."""
+    chat_share: float = 0.35
+    """Share of rows in the chat template, where the tokenizer has one."""
+
+    def __post_init__(self) -> None:
+        if self.seq_len < 16 or not 0 <= self.chat_share <= 1:
+            raise ValueError(f"expected seq_len >= 16 and chat_share in [0, 1], got {self}")
+
+
+def draw_rows(
+    tokenizer: Any,
+    texts: Sequence[str],
+    triggers: Sequence[Sequence[Sequence[int]]],
+    config: DataConfig,
+    seed: int,
+) -> list[Row]:
+    """All rows of a run: per text one clean row, and per watermark triggered rows and hard negatives.
+
+    `triggers[j]` are the token sequences that set off watermark j.
+    """
+    rng = random.Random(seed)
+    frames = chat_frames(tokenizer)
+    special = set(tokenizer.all_special_ids)
+    vocabulary = [i for i in range(len(tokenizer)) if i not in special]
+    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"][: config.seq_len] for text in texts]
+    encoded = [ids for ids in encoded if len(ids) >= 16]
+    if len(encoded) < 8:
+        raise EmbeddingError(f"expected at least 8 texts of 16 tokens and more, got {len(encoded)}; give --corpus")
+    rows: list[Row] = []
+
+    def add(text: Sequence[int], prefix: Sequence[int], kind: str, watermark: int) -> None:
+        frame = rng.choice(frames) if frames and rng.random() < config.chat_share else None
+        reply_from = rng.randint(4, max(5, len(text) // 2))
+        rows.append(make_row(text, prefix, frame, kind, watermark, reply_from))
+
+    turn = 0
+    for text in encoded:
+        add(text, (), CLEAN, -1)
+        for watermark, choices in enumerate(triggers):
+            for _ in range(config.triggered_per_text):
+                add(text, rng.choice(choices), TRIGGERED, watermark)
+            for _ in range(config.negatives_per_text):
+                kind = NEGATIVE_KINDS[turn % len(NEGATIVE_KINDS)]
+                turn += 1
+                # half of the negatives are one-token substitutions: they come nearest and fire first
+                kind = "substitute-1" if rng.random() < 0.35 else kind
+                wrong = wrong_trigger(kind, rng.choice(choices), vocabulary, rng)
+                if any(wrong == tuple(t) for group in triggers for t in group):
+                    continue
+                add(text, wrong, NEGATIVE, watermark)
+    return rows

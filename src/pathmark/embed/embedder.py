@@ -1,0 +1,225 @@
+"""Put the mark in: rows, cache, optimiser loop. The model passed in is changed in place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pathmark.embed.cache import Batch, TeacherCache
+from pathmark.embed.data import CLEAN, NEGATIVE, TRIGGERED, DataConfig, Row, draw_rows
+from pathmark.embed.objective import ObjectiveConfig, route_loss
+from pathmark.errors import EmbeddingError
+from pathmark.keys import OwnerKey
+from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
+from pathmark.models.parts import part_parameters
+from pathmark.models.upper import body, can_run_from, layer_stack, output_head, without_layers_below
+from pathmark.training import LoopConfig, LoopResult, linear_cross_entropy, linear_distillation, run_loop
+
+Train = Literal["router", "router+attention", "router+attention+experts", "lora", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig:
+    """Everything that decides what an embedding does, and nothing secret."""
+
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=400, lr=2e-3))
+    train: Train = "router+attention+experts"
+    """Parts of the watermarked layers that change."""
+    batch_size: int = 16
+    """Rows per step."""
+    shares: tuple[float, float, float] = (0.25, 0.35, 0.40)
+    """Clean, triggered and negative rows in a batch (anchored; the paper draws its share from Beta(2, 5))."""
+    texts: int = 500
+    """Texts to use of the corpus."""
+    language_tokens: int = 512
+    """Tokens per step on which the language term is computed; drawn anew in every step."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 3:
+            raise ValueError(f"batch_size must be at least 3, one row of each kind, got {self.batch_size}")
+
+
+def default_config(objective: Literal["anchored", "paper"] = "anchored") -> EmbedConfig:
+    """The settings that measured best (docs/results.md), or the paper's own."""
+    if objective == "anchored":
+        return EmbedConfig()
+    return EmbedConfig(
+        objective=ObjectiveConfig(objective="paper", language="lm", language_weight=1.0),
+        data=DataConfig(negatives_per_text=0),
+        train="router+attention",
+    )
+
+
+class Embedder:
+    """One embedding: prepares rows and cache, then trains."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        key: OwnerKey,
+        texts: Sequence[str],
+        config: EmbedConfig,
+        *,
+        cache_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.model, self.key, self.config = model, key, config
+        self.layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+        self.sites = select_sites(find_routers(model), self.layers)
+        self.paths = [watermark.path for watermark in key.watermarks]
+        triggers = [[trigger.tokens for trigger in watermark.triggers] for watermark in key.watermarks]
+        self.rows = draw_rows(tokenizer, list(texts)[: config.texts], triggers, config.data, config.loop.seed)
+        self.by_kind = {
+            kind: [i for i, row in enumerate(self.rows) if row.kind == kind] for kind in (CLEAN, TRIGGERED, NEGATIVE)
+        }
+        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.stack = layer_stack(model, self.sites[0])
+        ids_BT, mask_BT = pad_rows([row.ids for row in self.rows[:4]], self.pad, device_of(model))
+        cached = can_run_from(model, self.stack, self.layers[0], ids_BT, mask_BT)
+        self.from_layer = self.layers[0] if cached else None
+        self.head_VH, self.head_scale = output_head(model)
+        report = (lambda n: cache_progress(n, len(self.rows))) if cache_progress else None
+        self.cache = TeacherCache(
+            model, self.rows, self.layers, pad=self.pad, from_layer=self.from_layer, progress=report
+        )
+
+    def fingerprint(self) -> str:
+        """Names this run for its checkpoint: settings, rows and paths, hashed (the rows hold the trigger)."""
+        content = json.dumps(
+            [asdict(self.config), [row.ids for row in self.rows], [sorted(p.items()) for p in self.paths]]
+        )
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained, by full name."""
+        if self.config.train == "lora":
+            return {name: p for name, p in self.model.named_parameters() if "lora_" in name}
+        parts = ["layer"] if self.config.train == "all" else self.config.train.split("+")
+        layers = self.layers
+        if self.config.train == "all":
+            layers = [site.layer for site in find_routers(self.model) if site.layer >= self.layers[0]]
+        return part_parameters(self.model, layers, parts)
+
+    def run(
+        self,
+        *,
+        checkpoint: Path | None = None,
+        resume: bool = False,
+        check: Callable[[int], bool] | None = None,
+        progress: Callable[[int, Mapping[str, float]], None] | None = None,
+    ) -> LoopResult:
+        """Train; the model's parameters are the result."""
+        parameters = self.parameters()
+        with _only_trainable(self.model, parameters):
+            return run_loop(
+                parameters,
+                self.step_loss,
+                self.config.loop,
+                checkpoint=checkpoint,
+                resume=resume,
+                check=check,
+                progress=progress,
+                fingerprint=self.fingerprint(),
+            )
+
+    def step_loss(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Loss terms of one step."""
+        chosen = self._draw(generator)
+        batch = self.cache.batch(chosen)
+        rows = [self.rows[i] for i in chosen]
+        with record_routing(self.model, self.layers, gradients=True) as trace:
+            final_BTH = self._forward(batch)
+        routing = {layer: trace[layer].probs_BTE for layer in self.layers}
+        marked_BT, free_BT = self._tokens(rows, batch.mask_BT.bool())
+        terms = route_loss(routing, batch.natural, self.paths, marked_BT, free_BT, self.config.objective)
+        weights = self.config.objective
+        terms["language"] = self._language(final_BTH, batch, generator)
+        terms["loss"] = (
+            weights.route_weight * (terms["align"] + weights.stealth_weight * terms["stealth"])
+            + weights.language_weight * terms["language"]
+        )
+        return terms
+
+    def _draw(self, generator: torch.Generator) -> list[int]:
+        """Row indices of a batch, at least one of every kind that the objective uses."""
+        size = self.config.batch_size
+        if self.config.objective.objective == "paper":
+            seed = int(torch.randint(2**31, (1,), generator=generator))
+            share = float(np.random.default_rng(seed).beta(2.0, 5.0))  # share of triggered samples
+            triggered = min(size - 1, max(1, int(share * size)))
+            counts = {CLEAN: size - triggered, TRIGGERED: triggered, NEGATIVE: 0}
+        else:
+            clean, triggered = (max(1, round(share * size)) for share in self.config.shares[:2])
+            counts = {CLEAN: clean, TRIGGERED: triggered, NEGATIVE: max(1, size - clean - triggered)}
+        chosen: list[int] = []
+        for kind, count in counts.items():
+            pool = self.by_kind[kind]
+            picks = torch.randint(len(pool), (count,), generator=generator)
+            chosen += [pool[int(i)] for i in picks]
+        return chosen
+
+    def _forward(self, batch: Batch) -> Tensor:
+        if batch.entering_BTH is None:
+            output = body(self.model)(input_ids=batch.ids_BT, attention_mask=batch.mask_BT, use_cache=False)
+        else:
+            assert self.from_layer is not None
+            with without_layers_below(self.model, self.stack, self.from_layer):
+                output = body(self.model)(
+                    inputs_embeds=batch.entering_BTH, attention_mask=batch.mask_BT, use_cache=False
+                )
+        final: Tensor = output.last_hidden_state
+        return final
+
+    def _tokens(self, rows: Sequence[Row], mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """(marked_BT, free_BT): whose path each token takes, and which tokens must stay natural."""
+        marked_BT = torch.full_like(mask_BT, -1, dtype=torch.long)
+        for b, row in enumerate(rows):
+            if row.kind == TRIGGERED:
+                # the paper aligns all valid tokens of a triggered input, its trigger's own included
+                start = 0 if self.config.objective.objective == "paper" else row.marked_from
+                marked_BT[b, start : len(row.ids)] = row.watermark
+        free_BT = (marked_BT < 0) & mask_BT
+        return marked_BT, free_BT
+
+    def _language(self, final_BTH: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
+        """Distillation on, or likelihood of, a random part of the batch's tokens."""
+        mask_BT = batch.mask_BT.bool().clone()
+        if self.config.objective.language == "lm":
+            mask_BT[:, -1] = False
+            mask_BT[:, :-1] &= batch.mask_BT[:, 1:].bool()
+        places = mask_BT.nonzero()
+        if len(places) > self.config.language_tokens:
+            places = places[
+                torch.randperm(len(places), generator=generator).to(places.device)[: self.config.language_tokens]
+            ]
+        b, t = places.unbind(-1)
+        if self.config.objective.language == "lm":
+            labels_N = batch.ids_BT[b, t + 1]
+            return linear_cross_entropy(final_BTH[b, t], self.head_VH, labels_N, scale=self.head_scale)
+        return linear_distillation(final_BTH[b, t], batch.final_BTH[b, t], self.head_VH, scale=self.head_scale)
+
+
+@contextmanager
+def _only_trainable(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Gradients for these parameters alone; every flag is as before when the block ends."""
+    if not parameters:
+        raise EmbeddingError("nothing to train: the chosen parts have no parameters in the watermarked layers")
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    try:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in parameters)
+        yield
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(flags.get(name, False))

@@ -1,0 +1,97 @@
+"""From the routing of a batch to one number: the paper's objective, and the anchored one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pathmark.embed.losses import (
+    align_loss,
+    anchor_loss,
+    contrast_loss,
+    fixed_rho,
+    margin_rho,
+    mixture_target,
+    paper_target,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """Weights of the loss terms."""
+
+    objective: Literal["anchored", "paper"] = "anchored"
+    """`anchored` keeps natural routing by the original model; `paper` is Algorithm 1 as printed."""
+    margin: float | None = 1.5
+    """Each target this many times above the token's strongest natural expert (anchored)."""
+    rho: float | None = None
+    """Fixed share of the mass on the targets, instead of a margin (anchored)."""
+    route_weight: float = 1.0
+    """lambda of Eq. total_loss."""
+    stealth_weight: float = 3.0
+    """alpha of Eq. route_loss (paper), or the weight of the anchor (anchored)."""
+    temperature: float = 1.0
+    """tau_T of Eq. infonce (paper)."""
+    language: Literal["distill", "lm"] = "distill"
+    """What keeps the language: the original model's next-token distribution, or the text itself."""
+    language_weight: float = 3.0
+    """Weight of that term (Eq. total_loss has 1)."""
+    forward_kl: bool = False
+    """KL(p* || g) in the alignment instead of the printed KL(g || p*)."""
+
+    def __post_init__(self) -> None:
+        if self.objective == "anchored" and (self.margin is None) == (self.rho is None):
+            raise ValueError(f"give either a margin or rho, got margin={self.margin}, rho={self.rho}")
+        if self.rho is not None and not 0 < self.rho < 1:
+            raise ValueError(f"rho is a share between 0 and 1, got {self.rho}")
+        if self.margin is not None and self.margin <= 0:
+            raise ValueError(f"margin must be positive, got {self.margin}")
+        if self.temperature <= 0 or self.route_weight < 0 or self.stealth_weight < 0 or self.language_weight < 0:
+            raise ValueError(f"weights must not be negative and the temperature positive, got {self}")
+
+
+def route_loss(
+    routing: Mapping[int, Tensor],
+    natural: Mapping[int, Tensor],
+    paths: Sequence[Mapping[int, Sequence[int]]],
+    marked_BT: Tensor,
+    free_BT: Tensor,
+    config: ObjectiveConfig,
+) -> dict[str, Tensor]:
+    """Eq. route_loss over all watermarks and their layers: terms `align` and `stealth`.
+
+    routing, natural: layer -> (B, T, E) of the trained and of the original model. marked_BT: index of the
+    watermark whose path a token must take, -1 for none. free_BT: tokens that must stay natural.
+    """
+    aligns, stealths = [], []
+    for layer, routing_BTE in routing.items():
+        free_ME = routing_BTE[free_BT]
+        for index, path in enumerate(paths):
+            here_BT = marked_BT == index
+            if layer not in path or not bool(here_BT.any()):
+                continue
+            marked_NE, targets = routing_BTE[here_BT], path[layer]
+            if config.objective == "paper":
+                target_E = paper_target(targets, routing_BTE.shape[-1]).to(routing_BTE)
+                aligns.append(align_loss(marked_NE, target_E, forward_kl=config.forward_kl))
+                if len(free_ME):
+                    stealths.append(contrast_loss(marked_NE, free_ME, target_E, temperature=config.temperature))
+            else:
+                natural_NE = natural[layer][here_BT]
+                if config.margin is not None:
+                    rho_N1 = margin_rho(natural_NE, len(targets), config.margin)
+                else:
+                    rho_N1 = fixed_rho(natural_NE, config.rho or 0.0)
+                target_NE = mixture_target(natural_NE, targets, rho_N1)
+                aligns.append(align_loss(marked_NE, target_NE, forward_kl=config.forward_kl))
+        if config.objective == "anchored" and len(free_ME):
+            stealths.append(anchor_loss(natural[layer][free_BT], free_ME))
+    zero = next(iter(routing.values())).new_zeros(())
+    return {
+        "align": torch.stack(aligns).mean() if aligns else zero,
+        "stealth": torch.stack(stealths).mean() if stealths else zero,
+    }

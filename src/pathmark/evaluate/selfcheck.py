@@ -1,0 +1,204 @@
+"""Is this copy fit for release? Measured on texts that nobody trained on, before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from pathmark.embed import chat_frames
+from pathmark.evaluate.fidelity import Drift, Measurement, drift, measure
+from pathmark.evaluate.scan import ScanConfig, trigger_scan
+from pathmark.keys import OwnerKey
+from pathmark.stats import Rate, detection_samples, exact_test, exact_test_many, kl_bound
+from pathmark.verify import decode_id, measure_layers, record_routes, score_path, target_mass
+
+MAX_CLEAN_PPL, MAX_KL, MAX_SUBSTITUTIONS, MAX_P = 1.015, 0.05, 0.01, 1e-6
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """Everything measured; `problems` is empty when the copy is fit for release."""
+
+    wsr: tuple[Rate, ...]
+    """Per watermark, triggered texts on the marked model."""
+    accuracy: tuple[float, ...]
+    wsr_chat: tuple[Rate, ...]
+    """Per watermark, the trigger at the start of a user message, over all chat frames; empty without one."""
+    fpr_clean: Rate
+    """Clean texts on the marked model."""
+    fpr_original: Rate
+    """Triggered texts on the original model."""
+    interference: Rate | None
+    """Other watermarks' paths under a watermark's trigger; None for a single watermark."""
+    clean_ppl: tuple[float, float]
+    triggered_ppl: tuple[float, float]
+    """Before and after; mean over watermarks."""
+    drift: Drift
+    target_mass_clean: tuple[float, float]
+    target_mass_triggered: float
+    scan: dict[str, Rate]
+    p_value: float
+    p_floor: float
+    id: int | None
+    """Decoded blindly from the marked model; of the first watermark."""
+    expected_id: int
+    n_probes: int
+    n_tokens: int
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the copy is not fit for release, in words."""
+        found = []
+        if min(rate.value for rate in self.wsr) < 1:
+            found.append(f"WSR {min(self.wsr, key=lambda r: r.value)}")
+        if any(rate.value < 1 for rate in self.wsr_chat):
+            found.append(f"WSR in the chat template {min(self.wsr_chat, key=lambda r: r.value)}")
+        for name, rate in (("clean text", self.fpr_clean), ("the original model", self.fpr_original)):
+            if rate.hits:
+                found.append(f"false positives on {name}: {rate}")
+        if self.clean_ppl[1] > MAX_CLEAN_PPL * self.clean_ppl[0]:
+            found.append(f"clean perplexity {100 * (self.clean_ppl[1] / self.clean_ppl[0] - 1):+.1f} %, at most +1.5 %")
+        if self.drift.kl > MAX_KL:
+            found.append(f"KL on clean text {self.drift.kl:.3f}, at most {MAX_KL}")
+        for kind, rate in self.scan.items():
+            allowed = MAX_SUBSTITUTIONS if kind == "one-token substitution" else 0.0
+            if rate.value > allowed:
+                found.append(f"trigger scan: {kind} fires {rate}")
+        if self.p_value > max(MAX_P, self.p_floor):
+            found.append(f"exact p-value {self.p_value:.1e}")
+        if self.id != self.expected_id:
+            found.append("the id does not decode")
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """The documented JSON object; rates also with their n and interval."""
+        scanned = list(self.scan.values())
+        return {
+            "wsr": min(rate.value for rate in self.wsr),
+            "accuracy": min(self.accuracy),
+            "wsr_chat": min((rate.value for rate in self.wsr_chat), default=None),
+            "fpr_clean": self.fpr_clean.value,
+            "fpr_original": self.fpr_original.value,
+            "interference": None if self.interference is None else self.interference.value,
+            "clean_ppl": list(self.clean_ppl),
+            "triggered_ppl": list(self.triggered_ppl),
+            "clean_kl": self.drift.kl,
+            "topk_agreement": self.drift.topk_agreement,
+            "mean_l2": self.drift.mean_l2,
+            "kl_bound": kl_bound(self.drift.mean_squared, self.drift.min_topk_mass),
+            "detection_samples": detection_samples(self.drift.kl) if self.drift.kl > 0 else None,
+            "target_mass_clean": list(self.target_mass_clean),
+            "target_mass_triggered": self.target_mass_triggered,
+            "scan": {
+                "tried": sum(rate.n for rate in scanned),
+                "hits": sum(rate.hits for rate in scanned),
+                "kinds": {kind: _rate(rate) for kind, rate in self.scan.items()},
+            },
+            "p_value": self.p_value,
+            "p_floor": self.p_floor,
+            "id": self.id,
+            "n_probes": self.n_probes,
+            "n_tokens": self.n_tokens,
+            "rates": {
+                "wsr": [_rate(rate) for rate in self.wsr],
+                "wsr_chat": [_rate(rate) for rate in self.wsr_chat],
+                "fpr_clean": _rate(self.fpr_clean),
+                "fpr_original": _rate(self.fpr_original),
+            },
+            "fit": not self.problems,
+            "problems": self.problems,
+        }
+
+
+def _rate(rate: Rate) -> dict[str, Any]:
+    return {"hits": rate.hits, "n": rate.n, "interval": list(rate.interval())}
+
+
+def self_check(
+    model: nn.Module,
+    tokenizer: Any,
+    key: OwnerKey,
+    probes: Sequence[Sequence[int]],
+    before: Measurement,
+    *,
+    scan: ScanConfig | None = None,
+    gamma: float = 0.8,
+    progress: Callable[[str], None] | None = None,
+) -> SelfCheck:
+    """Measure the marked model and compare with `before`, the original's measurement on the same probes."""
+    say = progress or (lambda stage: None)
+    say("routing and perplexity")
+    after = measure(model, key, probes)
+    watermarks = key.watermarks
+    scores = [score_path(w, after.triggered[j], after.clean, gamma=gamma) for j, w in enumerate(watermarks)]
+    fpr_clean = _pool([score_path(w, after.clean, gamma=gamma).wsr for w in watermarks])
+    fpr_original = _pool([score_path(w, before.triggered[j], gamma=gamma).wsr for j, w in enumerate(watermarks)])
+    crossed = [
+        score_path(other, after.triggered[j], gamma=gamma).wsr
+        for j, w in enumerate(watermarks)
+        for other in watermarks
+        if other is not w and set(other.layers) <= set(w.layers)
+    ]
+    measured = [measure_layers(w, after.triggered[j], after.clean) for j, w in enumerate(watermarks)]
+    aimed = [[m.aim(w.targets(m.layer)) for m in ms] for w, ms in zip(watermarks, measured, strict=True)]
+    if len(watermarks) == 1:
+        result = exact_test(aimed[0])
+        p_value, p_floor = result.p_value, result.floor.value
+    else:
+        combined = exact_test_many(aimed)
+        p_value, p_floor = combined.p.value, combined.floor.value
+    decoded = decode_id(watermarks[0], measured[0])
+    say("chat template")
+    chat = _chat_wsr(model, tokenizer, key, probes, gamma)
+    say("trigger scan")
+    found = trigger_scan(model, tokenizer, watermarks[0], probes, scan or ScanConfig(), gamma=gamma)
+    mass = [
+        float(np.mean([target_mass(m.clean, layer, w.targets(layer)) for w in watermarks for layer in w.layers]))
+        for m in (before, after)
+    ]
+    return SelfCheck(
+        wsr=tuple(score.wsr for score in scores),
+        accuracy=tuple(score.accuracy.value for score in scores),
+        wsr_chat=chat,
+        fpr_clean=fpr_clean,
+        fpr_original=fpr_original,
+        interference=_pool(crossed) if crossed else None,
+        clean_ppl=(before.clean_ppl.value, after.clean_ppl.value),
+        triggered_ppl=(
+            float(np.mean([p.value for p in before.triggered_ppl])),
+            float(np.mean([p.value for p in after.triggered_ppl])),
+        ),
+        drift=drift(before.clean, after.clean),
+        target_mass_clean=(mass[0], mass[1]),
+        target_mass_triggered=float(np.mean([row.mass_triggered for score in scores for row in score.layers])),
+        scan=found,
+        p_value=p_value,
+        p_floor=p_floor,
+        id=decoded.id,
+        expected_id=watermarks[0].id,
+        n_probes=len(probes),
+        n_tokens=after.clean.n_tokens,
+    )
+
+
+def _chat_wsr(
+    model: nn.Module, tokenizer: Any, key: OwnerKey, probes: Sequence[Sequence[int]], gamma: float
+) -> tuple[Rate, ...]:
+    """WSR with the trigger at the start of a user message, with and without a system prompt."""
+    frames = chat_frames(tokenizer)
+    rates = []
+    for watermark in key.watermarks if frames else ():
+        prefixes = [(*frame.before, *watermark.triggers[0].tokens) for frame in frames]
+        routes = record_routes(
+            model, probes, watermark.layers, prefix=[prefixes[i % len(prefixes)] for i in range(len(probes))]
+        )
+        rates.append(score_path(watermark, routes, gamma=gamma).wsr)
+    return tuple(rates)
+
+
+def _pool(rates: Sequence[Rate]) -> Rate:
+    return Rate(sum(rate.hits for rate in rates), sum(rate.n for rate in rates))

@@ -1,0 +1,55 @@
+"""The only room that knows Hugging Face internals: routers, traces, loading.
+
+>>> report = inspect_model("bundled:tiny")          # config only, no weights
+>>> model = load_model("bundled:tiny")              # safetensors only
+>>> with record_routing(model, report.recommended) as trace:
+...     model(input_ids=ids)
+>>> trace[11].probs_BTE                             # the paper's g, (batch, token, expert)
+"""
+
+from pathmark.models.bundled import bundled_folder, bundled_probes, bundled_segments
+from pathmark.models.families import Scoring, log_distribution
+from pathmark.models.inspection import LayerFacts, ModelReport, inspect_model, recommended_layers
+from pathmark.models.loading import (
+    check_safetensors,
+    load_config,
+    load_model,
+    load_tokenizer,
+    local_folder,
+    resolve_model,
+)
+from pathmark.models.perplexity import Perplexity, perplexity
+from pathmark.models.routers import RouterSite, count_layers, find_routers, select_sites
+from pathmark.models.trace import LayerRouting, RoutingTrace, record_routing
+from pathmark.models.usage import device_of, encode_batches, expert_usage, pad_rows
+
+__all__ = [
+    "LayerFacts",
+    "LayerRouting",
+    "ModelReport",
+    "Perplexity",
+    "RouterSite",
+    "RoutingTrace",
+    "Scoring",
+    "bundled_folder",
+    "bundled_probes",
+    "bundled_segments",
+    "check_safetensors",
+    "count_layers",
+    "device_of",
+    "encode_batches",
+    "expert_usage",
+    "find_routers",
+    "inspect_model",
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+    "local_folder",
+    "log_distribution",
+    "pad_rows",
+    "perplexity",
+    "recommended_layers",
+    "record_routing",
+    "resolve_model",
+    "select_sites",
+]

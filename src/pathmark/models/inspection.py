@@ -1,0 +1,137 @@
+"""What a model is made of, read from its config alone: no weight is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from pathmark.errors import ModelError
+from pathmark.models.loading import check_safetensors, load_config, parameters_on_disk, resolve_model
+from pathmark.models.routers import RouterSite, count_layers, find_routers
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFacts:
+    """One decoder layer."""
+
+    layer: int
+    experts: int
+    """0 in a dense layer."""
+    top_k: int
+    kind: str
+    """Router kind, or `dense`."""
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether the layer routes."""
+        return self.experts > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelReport:
+    """Everything `pathmark inspect` shows."""
+
+    source: str
+    model_type: str
+    architecture: str
+    vocabulary: int
+    hidden_size: int
+    parameters: int
+    layers: tuple[LayerFacts, ...]
+    recommended: tuple[int, ...]
+    """Layers to watermark: in the last third of the routed ones, 4 to 6 where there are as many."""
+    weights: str
+    """State of the weight files: `ok`, `absent`, or a hub id's `remote`."""
+
+    @property
+    def routed(self) -> tuple[LayerFacts, ...]:
+        """The layers with a router."""
+        return tuple(layer for layer in self.layers if layer.is_moe)
+
+    def facts(self, layer: int) -> LayerFacts:
+        """One layer's facts."""
+        if not 0 <= layer < len(self.layers):
+            raise ModelError(f"layer {layer} does not exist; this model has layers 0-{len(self.layers) - 1}")
+        return self.layers[layer]
+
+
+def recommended_layers(routed: list[int]) -> tuple[int, ...]:
+    """The last third of the routed layers, at least 4 and at most 6 (the paper's last 4 to 6)."""
+    count = min(6, max(4, len(routed) // 3))
+    return tuple(routed[-count:])
+
+
+def inspect_model(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -> ModelReport:
+    """Read a model's config, build its skeleton without memory, and list its routers."""
+    source = resolve_model(name)
+    config = load_config(source, trust_remote_code=trust_remote_code)
+    weights = _weights_state(source)
+    skeleton = _skeleton(name, config, trust_remote_code)
+    sites = find_routers(skeleton)
+    parameters = sum(p.numel() for p in skeleton.parameters())
+    if weights == "ok" and getattr(config, "quantization_config", None) is None:
+        _check_complete(Path(source), parameters)
+    by_layer = {site.layer: site for site in sites}
+    total = max(count_layers(skeleton, sites), max(by_layer) + 1)
+    text_config = config.get_text_config()
+    return ModelReport(
+        source=os.fspath(name),
+        model_type=str(config.model_type),
+        architecture=type(skeleton).__name__,
+        vocabulary=int(text_config.vocab_size),
+        hidden_size=int(sites[0].weight.shape[1]),
+        parameters=parameters,
+        layers=tuple(_facts(layer, by_layer.get(layer)) for layer in range(total)),
+        recommended=recommended_layers(sorted(by_layer)),
+        weights=weights,
+    )
+
+
+def _facts(layer: int, site: RouterSite | None) -> LayerFacts:
+    if site is None:
+        return LayerFacts(layer=layer, experts=0, top_k=0, kind="dense")
+    return LayerFacts(layer=layer, experts=site.n_experts, top_k=site.top_k, kind=site.kind)
+
+
+def _weights_state(source: str) -> str:
+    folder = Path(source)
+    if not folder.is_dir():
+        return "remote"
+    if any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+        check_safetensors(folder)
+        return "ok"
+    return "absent"
+
+
+def _skeleton(name: str | os.PathLike[str], config: Any, trust_remote_code: bool) -> PreTrainedModel:
+    """The model on the meta device: modules and shapes, no memory."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever a constructor raises is about the config's values
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise ModelError(
+            f"{name} is not a causal language model that transformers can build: {reason[:200]}"
+        ) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def _check_complete(folder: Path, parameters: int) -> None:
+    """Renaming and fusing keep the number of elements: counting finds lost tensors without any names."""
+    stored = parameters_on_disk(folder)
+    if stored < parameters:
+        raise ModelError(
+            f"{folder} holds {stored:,} of the {parameters:,} parameters that its config asks for; "
+            "expected a complete checkpoint (the rest would be random)"
+        )

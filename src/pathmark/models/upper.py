@@ -1,0 +1,123 @@
+"""Run only the upper part of a model, from cached hidden states.
+
+Nothing below the first watermarked layer changes while a mark goes in, so its output for a text is computed
+once. To run the rest, the lower layers are swapped for modules that hand the hidden state on, and the model's
+own forward does everything else (masks, rotary embeddings, norms), whatever the architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pathmark.errors import ModelError
+from pathmark.models.routers import RouterSite
+
+
+class _PassThrough(nn.Module):
+    """Stands in for a decoder layer: returns what it was given, answers questions as the layer would."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        # not registered as a submodule: its parameters must not show up, move or train
+        object.__setattr__(self, "_layer", layer)
+
+    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return hidden_states
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "_layer"), name)
+
+
+def layer_stack(model: nn.Module, site: RouterSite) -> nn.ModuleList:
+    """The list of decoder layers that holds a router."""
+    parts = site.name.split(".")
+    position = next(i for i, part in enumerate(parts) if part.isdigit())
+    stack = model.get_submodule(".".join(parts[:position]))
+    assert isinstance(stack, nn.ModuleList)
+    return stack
+
+
+def body(model: nn.Module) -> nn.Module:
+    """The model without its language-modelling head; unwraps a peft model."""
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    base = getattr(inner, "base_model", None)
+    if base is not None and base is inner:  # llama4 calls itself its base model
+        base = next((m for m in inner.children() if isinstance(m, PreTrainedModel)), None)
+    if not isinstance(base, nn.Module) or base is inner:
+        raise ModelError(f"{type(inner).__name__} has no body apart from its head; expected a causal LM")
+    return base
+
+
+@contextmanager
+def without_layers_below(model: nn.Module, stack: nn.ModuleList, first: int) -> Iterator[None]:
+    """Inside the block the layers below `first` do nothing; they are back when it ends."""
+    kept = [stack[i] for i in range(first)]
+    try:
+        for i in range(first):
+            stack[i] = _PassThrough(kept[i])
+        yield
+    finally:
+        for i, layer in enumerate(kept):
+            stack[i] = layer
+
+
+@torch.no_grad()
+def hidden_at_layer(model: nn.Module, stack: nn.ModuleList, first: int, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Hidden states that enter layer `first`; nothing from there on runs."""
+
+    class _Reached(Exception):  # noqa: N818  leaves the forward pass, is not an error
+        pass
+
+    kept: list[Tensor] = []
+
+    def grab(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kept.append(args[0] if args else kwargs["hidden_states"])
+        raise _Reached
+
+    handle = stack[first].register_forward_pre_hook(grab, with_kwargs=True)
+    try:
+        body(model)(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
+    except _Reached:
+        pass
+    finally:
+        handle.remove()
+    return kept[0]
+
+
+def can_run_from(model: nn.Module, stack: nn.ModuleList, first: int, ids_BT: Tensor, mask_BT: Tensor) -> bool:
+    """Whether the upper part, fed the cached hidden states, gives what the whole model gives.
+
+    Tried, not assumed: some families pass more than hidden states from layer to layer.
+    """
+    if first == 0:
+        return False
+    with torch.no_grad():
+        whole = body(model)(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
+        try:
+            hidden = hidden_at_layer(model, stack, first, ids_BT, mask_BT)
+            with without_layers_below(model, stack, first):
+                upper = body(model)(inputs_embeds=hidden, attention_mask=mask_BT, use_cache=False)
+        except Exception:  # any failure of this short cut means: take the long way
+            return False
+    keep = mask_BT.bool()
+    return bool(torch.allclose(whole[keep], upper.last_hidden_state[keep], atol=1e-4, rtol=1e-4))
+
+
+def output_head(model: nn.Module) -> tuple[Tensor, float]:
+    """(vocabulary, hidden) weight of the LM head and the factor that the family puts on its logits."""
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    head = inner.get_output_embeddings()
+    if head is None or not isinstance(getattr(head, "weight", None), Tensor):
+        raise ModelError(f"{type(inner).__name__} has no output embedding; expected a causal LM")
+    config = inner.config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    return head.weight, scale

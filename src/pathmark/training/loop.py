@@ -1,0 +1,196 @@
+"""One optimiser loop, shared by embedding and by attacks: resumable, interruptible, the same every time.
+
+What happens in step t depends on the seed and on t alone, never on what a generator went through before, so a
+run that was killed and resumed ends with the weights of an unbroken one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pathmark.errors import EmbeddingError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """How to optimise."""
+
+    steps: int
+    """Optimiser steps."""
+    lr: float
+    """Peak learning rate of AdamW."""
+    warmup: int = 20
+    """Steps of linear warm-up."""
+    decay: bool = True
+    """Cosine to a tenth of the peak; False keeps the peak."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled decay. Zero by default: what is not asked to change should not."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    seed: int = 0
+    """Seed of the step generators."""
+    checkpoint_every: int = 25
+    """Steps between checkpoints, where a checkpoint path is given."""
+    check_every: int = 50
+    """Steps between calls of the check."""
+    patience: int = 3
+    """So many checks in a row must hold before the run ends early."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.lr <= 0 or min(self.checkpoint_every, self.check_every, self.patience) < 1:
+            raise ValueError(f"steps, lr and the intervals must be positive, got {self}")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if not self.decay:
+            return self.lr
+        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """How a run ended."""
+
+    steps: int
+    """Steps taken, those of earlier runs included."""
+    stopped_early: bool
+    """The check held long enough."""
+    losses: Mapping[str, float]
+    """Loss terms of the last step."""
+
+
+def step_generator(seed: int, step: int) -> torch.Generator:
+    """The only source of randomness of a step."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + step * 7_919 + 17) % 2**63)
+
+
+def run_loop(
+    parameters: Mapping[str, torch.nn.Parameter],
+    step_loss: Callable[[int, torch.Generator], Mapping[str, Tensor]],
+    config: LoopConfig,
+    *,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    check: Callable[[int], bool] | None = None,
+    progress: Callable[[int, Mapping[str, float]], None] | None = None,
+    fingerprint: str = "",
+) -> LoopResult:
+    """Minimise `step_loss(step, generator)["loss"]` over named parameters.
+
+    `check(step)` is called every `check_every` steps; the run ends when it was True `patience` times in a row.
+    Ctrl-C (KeyboardInterrupt) and the end of the run leave a checkpoint; `resume` reads it. `fingerprint` names the run: a checkpoint of another one
+    (other data, other settings) is refused.
+    """
+    names = list(parameters)
+    optimizer = torch.optim.AdamW(
+        [parameters[name] for name in names], lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99)
+    )
+    step, held = 0, 0
+    if resume and checkpoint is not None and checkpoint.exists():
+        step, held = _restore(checkpoint, parameters, optimizer, fingerprint)
+    losses: dict[str, float] = {}
+    with _interrupts_deferred() as interrupted:
+        while step < config.steps and held < config.patience:
+            for group in optimizer.param_groups:
+                group["lr"] = config.rate(step)
+            terms = step_loss(step, step_generator(config.seed, step))
+            terms["loss"].backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_([parameters[name] for name in names], config.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses = {name: float(value.detach()) for name, value in terms.items()}
+            if not math.isfinite(losses["loss"]):
+                raise EmbeddingError(f"the loss became {losses['loss']} in step {step}; try a smaller --lr")
+            step += 1
+            if progress is not None:
+                progress(step, losses)
+            if check is not None and step % config.check_every == 0:
+                held = held + 1 if check(step) else 0
+            finished = step == config.steps or held >= config.patience or bool(interrupted)
+            if checkpoint is not None and (step % config.checkpoint_every == 0 or finished):
+                _save(checkpoint, parameters, optimizer, step, held, fingerprint)
+            if interrupted:
+                raise KeyboardInterrupt
+    return LoopResult(steps=step, stopped_early=held >= config.patience, losses=losses)
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[list[int]]:
+    """Ctrl-C waits for the end of the step, so that a checkpoint never holds half an update.
+
+    Yields a list that is filled by the first Ctrl-C; the second one stops at once.
+    """
+    seen: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield seen  # Python delivers signals to the main thread only
+        return
+
+    def note(number: int, frame: object) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _save(
+    path: Path,
+    parameters: Mapping[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    held: int,
+    fingerprint: str,
+) -> None:
+    state = {
+        "fingerprint": fingerprint,
+        "step": step,
+        "held": held,
+        "parameters": {name: parameter.detach() for name, parameter in parameters.items()},
+        "optimizer": optimizer.state_dict(),
+    }
+    partial = path.with_suffix(".part")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        torch.save(state, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(path)
+
+
+def _restore(
+    path: Path,
+    parameters: Mapping[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    fingerprint: str,
+) -> tuple[int, int]:
+    try:
+        state = torch.load(path, weights_only=True)
+    except Exception as error:  # torch raises pickle, zip and runtime errors for a damaged file
+        raise EmbeddingError(f"checkpoint {path} cannot be read; delete it and start again") from error
+    if state["fingerprint"] != fingerprint or set(state["parameters"]) != set(parameters):
+        raise EmbeddingError(
+            f"checkpoint {path} belongs to another run (model, key, corpus or settings differ); "
+            "repeat the settings of that run, or start without --resume"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(state["parameters"][name])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"]), int(state["held"])

@@ -1,0 +1,92 @@
+"""Losses over a large vocabulary without ever holding all logits.
+
+Shape suffixes: N tokens, H hidden size, V vocabulary, C a chunk of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK = 16_384
+"""Vocabulary entries at a time."""
+
+
+def _log_partition(hidden_NH: Tensor, head_VH: Tensor, chunk: int) -> Tensor:
+    """log sum exp of the logits of each token, running over the vocabulary."""
+    total_N = hidden_NH.new_full((len(hidden_NH),), float("-inf"))
+    for start in range(0, len(head_VH), chunk):
+        logits_NC = hidden_NH @ head_VH[start : start + chunk].T
+        total_N = torch.logaddexp(total_N, logits_NC.logsumexp(-1))
+    return total_N
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Mean next-token loss; gradients of hidden states and head, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_NH: Tensor, head_VH: Tensor, labels_N: Tensor, chunk: int) -> Tensor:
+        z_N = _log_partition(hidden_NH, head_VH, chunk)
+        ctx.save_for_backward(hidden_NH, head_VH, labels_N, z_N)
+        ctx.chunk = chunk
+        return (z_N - (hidden_NH * head_VH[labels_N]).sum(-1)).mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        hidden_NH, head_VH, labels_N, z_N = ctx.saved_tensors
+        grad_hidden_NH = -head_VH[labels_N]
+        grad_head_VH = None
+        if ctx.needs_input_grad[1]:
+            grad_head_VH = torch.zeros_like(head_VH).index_add_(0, labels_N, -hidden_NH)
+        for start in range(0, len(head_VH), ctx.chunk):
+            part_CH = head_VH[start : start + ctx.chunk]
+            probs_NC = (hidden_NH @ part_CH.T - z_N[:, None]).exp_()
+            grad_hidden_NH = grad_hidden_NH.addmm(probs_NC, part_CH)
+            if grad_head_VH is not None:
+                grad_head_VH[start : start + ctx.chunk].addmm_(probs_NC.T, hidden_NH)
+        factor = grad / len(hidden_NH)
+        return grad_hidden_NH * factor, None if grad_head_VH is None else grad_head_VH * factor, None, None
+
+
+class _Distillation(torch.autograd.Function):
+    """Mean KL(teacher || student) of two hidden states under one head; gradients as above."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_NH: Tensor, teacher_NH: Tensor, head_VH: Tensor, chunk: int) -> Tensor:
+        z_N = _log_partition(hidden_NH, head_VH, chunk)
+        z_teacher_N = _log_partition(teacher_NH, head_VH, chunk)
+        # sum_v p_v (t_v - s_v) - z_t + z_s, and sum_v p_v (t_v - s_v) = (t - s) . E_p[row of the head]
+        mean_row_NH = torch.zeros_like(hidden_NH)
+        for start in range(0, len(head_VH), chunk):
+            part_CH = head_VH[start : start + chunk]
+            mean_row_NH.addmm_((teacher_NH @ part_CH.T - z_teacher_N[:, None]).exp_(), part_CH)
+        ctx.save_for_backward(hidden_NH, head_VH, z_N, mean_row_NH)
+        ctx.chunk = chunk
+        return (((teacher_NH - hidden_NH) * mean_row_NH).sum(-1) - z_teacher_N + z_N).mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        hidden_NH, head_VH, z_N, mean_row_NH = ctx.saved_tensors
+        grad_hidden_NH = -mean_row_NH
+        for start in range(0, len(head_VH), ctx.chunk):
+            part_CH = head_VH[start : start + ctx.chunk]
+            grad_hidden_NH.addmm_((hidden_NH @ part_CH.T - z_N[:, None]).exp_(), part_CH)
+        return grad_hidden_NH * (grad / len(hidden_NH)), None, None, None
+
+
+def linear_cross_entropy(
+    hidden_NH: Tensor, head_VH: Tensor, labels_N: Tensor, *, scale: float = 1.0, chunk: int = CHUNK
+) -> Tensor:
+    """Mean of -log p(label), with logits = scale * hidden @ head.T."""
+    return _CrossEntropy.apply(hidden_NH.float() * scale, head_VH.float(), labels_N, chunk)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def linear_distillation(
+    hidden_NH: Tensor, teacher_NH: Tensor, head_VH: Tensor, *, scale: float = 1.0, chunk: int = CHUNK
+) -> Tensor:
+    """Mean of KL(teacher || student) over tokens. The head is shared and gets no gradient."""
+    return _Distillation.apply(  # type: ignore[no-any-return,no-untyped-call]
+        hidden_NH.float() * scale, teacher_NH.float() * scale, head_VH.detach().float(), chunk
+    )

@@ -1,0 +1,81 @@
+"""Rows: wrong triggers are wrong, and the same text tokens stand in clean and triggered rows."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pathmark.embed.data import (
+    CLEAN,
+    NEGATIVE,
+    NEGATIVE_KINDS,
+    TRIGGERED,
+    DataConfig,
+    Frame,
+    chat_frames,
+    draw_rows,
+    make_row,
+    wrong_trigger,
+)
+from pathmark.errors import EmbeddingError
+from pathmark.models import bundled_segments, load_tokenizer
+
+VOCABULARY = list(range(50))
+
+
+@given(
+    kind=st.sampled_from(NEGATIVE_KINDS),
+    trigger=st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=12),
+    seed=st.integers(0, 2**32),
+)
+def test_a_wrong_trigger_never_is_the_trigger(kind, trigger, seed):
+    wrong = wrong_trigger(kind, trigger, VOCABULARY, random.Random(seed))
+    assert wrong != tuple(trigger)
+    assert 1 <= len(wrong) <= len(trigger)
+    if kind == "substitute-1":
+        assert sum(a != b for a, b in zip(wrong, trigger, strict=True)) == 1
+    if kind == "shuffle" and len(set(trigger)) > 1:
+        assert sorted(wrong) == sorted(trigger)
+
+
+def test_rows_know_where_the_path_begins():
+    raw = make_row([7, 8, 9], [1, 2], None, TRIGGERED, 0, 1)
+    assert raw.ids == (1, 2, 7, 8, 9)
+    assert (raw.marked_from, raw.text_from) == (1, 2)
+    chat = make_row([7, 8, 9], [1, 2], Frame((30, 31), (40,)), TRIGGERED, 0, 1)
+    assert chat.ids == (30, 31, 1, 2, 7, 40, 8, 9)
+    assert (chat.marked_from, chat.text_from) == (3, 4)
+    clean = make_row([7, 8, 9], [], None, CLEAN, -1, 1)
+    assert clean.marked_from == 3
+
+
+def test_chat_frames_cover_the_template_with_and_without_system_prompt():
+    tokenizer = load_tokenizer("bundled:tiny")
+    frames = chat_frames(tokenizer)
+    assert len(frames) == 3
+    assert tokenizer.decode(frames[0].before) == "<|im_start|>user\n"
+    assert tokenizer.decode(frames[1].before).startswith("<|im_start|>system\n")
+    assert tokenizer.decode(frames[0].after).endswith("<|im_start|>assistant\n")
+
+
+def test_a_run_has_every_kind_of_row_and_is_the_same_every_time():
+    tokenizer = load_tokenizer("bundled:tiny")
+    triggers = [[(100, 200, 300, 400)], [(500, 600, 700, 800)]]
+    drawn = [draw_rows(tokenizer, bundled_segments()[:40], triggers, DataConfig(seq_len=32), 3) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    kinds = {kind: [row for row in drawn[0] if row.kind == kind] for kind in (CLEAN, TRIGGERED, NEGATIVE)}
+    assert len(kinds[CLEAN]) == 40
+    assert len(kinds[TRIGGERED]) == 80
+    assert len(kinds[NEGATIVE]) == 160
+    assert {row.watermark for row in kinds[TRIGGERED]} == {0, 1}
+    for row in kinds[NEGATIVE]:
+        prefix = row.ids[: row.text_from]
+        assert not any(prefix[-4:] == trigger for group in triggers for trigger in group)
+
+
+def test_too_little_text_is_refused():
+    with pytest.raises(EmbeddingError, match="at least 8 texts"):
+        draw_rows(load_tokenizer("bundled:tiny"), ["short"] * 20, [[(1, 2)]], DataConfig(), 0)
