@@ -20,9 +20,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for n_experts, width, n_layers in ((60, 2, 6), (128, 2, 12), (128, 8, 12), (256, 8, 58)):
         concentration = np.full(n_experts, 0.3)
-        values = [
-            (rng.dirichlet(concentration) - rng.dirichlet(concentration), width) for _ in range(n_layers)
-        ]
+        values = [(rng.dirichlet(concentration) - rng.dirichlet(concentration), width) for _ in range(n_layers)]
         for share in (0.1, 0.5, 0.9, 1.0):
             null = NullDistribution(values)
             started = time.perf_counter()

@@ -60,9 +60,7 @@ def pair_hits(probs_NE: Floats, targets_KW: NDArray[np.int64], top: int) -> NDAr
     return (together[first, first] + together[second, second] - together[first, second]).astype(np.int64)
 
 
-def measure(
-    seed: int, n_keys: int, n_experts: int = 60, n_layers: int = 6, n_texts: int = 20, n_tokens: int = 50
-):
+def measure(seed: int, n_keys: int, n_experts: int = 60, n_layers: int = 6, n_texts: int = 20, n_tokens: int = 50):
     """log10 p of each key by the exact test and by the paper's bound (top-1 hits, any hit in the top 2)."""
     rng = np.random.default_rng(seed)
     triggered, clean = null_routing(rng, n_layers, n_texts, n_tokens, n_experts)
@@ -74,8 +72,7 @@ def measure(
     n_decisions = n_layers * n_texts * n_tokens
     for name, top in (("paper, top-1 hits", 1), ("paper, any hit", 2)):
         hits_K = sum(
-            pair_hits(probs.reshape(-1, n_experts), t_KW, top)
-            for probs, t_KW in zip(triggered, targets, strict=True)
+            pair_hits(probs.reshape(-1, n_experts), t_KW, top) for probs, t_KW in zip(triggered, targets, strict=True)
         )
         # stats.paper.paper_bound on arrays: exp(-2n (Acc - k/N)^2) above the null rate, else 1.
         excess_K = np.maximum(hits_K / n_decisions - 2 / n_experts, 0)
@@ -165,9 +162,7 @@ def plot(results: dict[str, Floats], path: Path) -> None:
         axes.grid(alpha=0.25)
     panels[0].set_ylabel("share of random keys with p ≤ a")
     panels[0].legend(frameon=False, loc="lower right", fontsize=9)
-    figure.suptitle(
-        f"Unmarked model, {len(results['exact']):,} random keys (right: further out)", fontsize=11
-    )
+    figure.suptitle(f"Unmarked model, {len(results['exact']):,} random keys (right: further out)", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
@@ -190,9 +185,7 @@ def main() -> None:
     started = time.perf_counter()
     results = measure(arguments.seed, arguments.keys)
     levels = (*LEVELS, 1e-6, 1e-20)
-    print_header(
-        f"{arguments.keys} keys, 60 experts, k = 2, 6 layers, 1000 tokens; share of keys with p <= a", levels
-    )
+    print_header(f"{arguments.keys} keys, 60 experts, k = 2, 6 layers, 1000 tokens; share of keys with p <= a", levels)
     for name, log10_p_K in results.items():
         print_shares(name, log10_p_K, levels)
     print(f"{time.perf_counter() - started:.1f} s")

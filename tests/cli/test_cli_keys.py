@@ -185,9 +185,7 @@ def test_shares(run: Run, owner: Path, tmp_path: Path) -> None:
     assert restored.code == 0, restored.err
     assert load_key(tmp_path / "c.key", PASSPHRASE) == golden_key()
     (tmp_path / "one.txt").write_text(blocks[0])
-    few = run(
-        "key", "restore", tmp_path / "b.key", "-o", tmp_path / "d.key", "--shares-from", tmp_path / "one.txt"
-    )
+    few = run("key", "restore", tmp_path / "b.key", "-o", tmp_path / "d.key", "--shares-from", tmp_path / "one.txt")
     assert (few.code, "2 different shares are needed" in few.err) == (2, True)
     assert run("key", "backup", owner, "-o", tmp_path / "e.key", "--shares", "many").code == 2
 
@@ -244,9 +242,7 @@ def test_issue_and_list(run: Run, owner: Path, tmp_path: Path) -> None:
     alpha = json.loads(ran.out)
     assert alpha["distance"] == alpha["layers"] == 6
     assert load_key(tmp_path / "a.key", PASSPHRASE) == golden_key().with_id(alpha["id"])
-    again = json.loads(
-        run("issue", "--registry", registry, "--key", owner, "--licensee", "Alpha", "--json").out
-    )
+    again = json.loads(run("issue", "--registry", registry, "--key", owner, "--licensee", "Alpha", "--json").out)
     assert (again["id"], again["new"]) == (alpha["id"], False)
     assert "id" in run("issue", "--registry", registry, "--key", owner, "--licensee", "Beta").out
     listed = json.loads(run("registry", "list", registry, "--json").out)
@@ -284,9 +280,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda c: " ".join(c[:2]))
-def test_hostile_key_files(
-    run: Run, owner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments
-) -> None:
+def test_hostile_key_files(run: Run, owner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments) -> None:
     """Each gives one line and exit code 2; neither it nor the full traceback shows anything secret."""
     names = {
         "OUT": tmp_path / "out",

@@ -26,9 +26,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "key-format.md"
 class Independent:
     """docs/key-format.md in plain Python: hmac only, nothing imported from pathmark."""
 
-    def __init__(
-        self, key: bytes, purpose: str, watermark: int = 0xFFFFFFFF, layer: int = 0xFFFFFFFF
-    ) -> None:
+    def __init__(self, key: bytes, purpose: str, watermark: int = 0xFFFFFFFF, layer: int = 0xFFFFFFFF) -> None:
         self.key, self.purpose, self.watermark, self.layer = key, purpose, watermark, layer
         self.counter, self.buffer = 0, b""
 
@@ -139,9 +137,7 @@ def test_independent_merkle_root_agrees() -> None:
     contents += [(f"watermark/{i}", w.claim()) for i, w in enumerate(key.watermarks)]
     contents += [(f"id/{i}", {"id": str(w.id)}) for i, w in enumerate(key.watermarks)]
     data = b"sketches of experts"
-    contents.append(
-        ("attachment/sketches.npz", {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)})
-    )
+    contents.append(("attachment/sketches.npz", {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}))
     contents += [(f"padding/{i}", {}) for i in range(len(contents), 8)]
     level = [leaf(SECRET, name, content) for name, content in contents]
     while len(level) > 1:

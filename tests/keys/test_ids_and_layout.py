@@ -14,9 +14,7 @@ from pathmark.keys import IdCode, WatermarkRequest, consecutive_groups
 from pathmark.keys.evidence import bits, path_counts, paths_after_erasures, smallest_p_value
 from pathmark.keys.layout import cut_groups, deal_blocks, groups_per_block
 
-shapes = st.tuples(st.integers(4, 256), st.integers(1, 8), st.integers(1, 16)).filter(
-    lambda s: s[0] // s[1] >= s[2]
-)
+shapes = st.tuples(st.integers(4, 256), st.integers(1, 8), st.integers(1, 16)).filter(lambda s: s[0] // s[1] >= s[2])
 
 
 def test_papers_example() -> None:
@@ -36,9 +34,7 @@ def test_papers_example() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(shapes, st.integers(0, 47), st.data())
-def test_blocks_and_groups_are_disjoint_subsets(
-    shape: tuple[int, int, int], layer: int, data: st.DataObject
-) -> None:
+def test_blocks_and_groups_are_disjoint_subsets(shape: tuple[int, int, int], layer: int, data: st.DataObject) -> None:
     size, k, J = shape
     pool = sorted(data.draw(st.permutations(range(size + 9)))[:size])
     blocks = deal_blocks(SECRET, layer, pool, k, J)
@@ -102,9 +98,7 @@ def test_reed_solomon_survives_lost_layers(L: int, smallest: int, r: int, data: 
         assert code.decode(damaged) is None
 
 
-@pytest.mark.parametrize(
-    ("radices", "r"), [((3, 4, 5), 0), ((3, 4, 5), 1), ((5, 5, 5, 6), 2), ((2, 2, 2), 1)]
-)
+@pytest.mark.parametrize(("radices", "r"), [((3, 4, 5), 0), ((3, 4, 5), 1), ((5, 5, 5, 6), 2), ((2, 2, 2), 1)])
 def test_codes_are_exhaustively_distinct_and_apart(radices: tuple[int, ...], r: int) -> None:
     code = IdCode(radices, r)
     words = [code.encode(n) for n in range(code.capacity)]

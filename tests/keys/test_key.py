@@ -89,9 +89,7 @@ def test_refusals(requests: list[WatermarkRequest], said: str) -> None:
 
 
 def test_free_text_is_possible_with_a_warning() -> None:
-    request = WatermarkRequest(
-        plans=plans([5, 6]), trigger_texts=("@@@@@@@@",), mark_texts=("Made by Example",)
-    )
+    request = WatermarkRequest(plans=plans([5, 6]), trigger_texts=("@@@@@@@@",), mark_texts=("Made by Example",))
     key, warnings = create_key(paper_model(), [request], CODEC)
     trigger = key.watermarks[0].triggers[0]
     assert trigger.text == "@@@@@@@@"

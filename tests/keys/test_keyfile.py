@@ -135,9 +135,7 @@ def test_future_version() -> None:
     assert "update pathmark" in refusal(canonical(header) + b"\n" + body)
 
 
-@pytest.mark.parametrize(
-    "junk", [b"", b"\n", b"PK\x03\x04", b"{}\n", b"[1]\n", b"\xff" * 5000, b'{"a":' * 900]
-)
+@pytest.mark.parametrize("junk", [b"", b"\n", b"PK\x03\x04", b"{}\n", b"[1]\n", b"\xff" * 5000, b'{"a":' * 900])
 def test_not_a_key(junk: bytes) -> None:
     assert "not a key file" in refusal(junk)
 

@@ -59,9 +59,7 @@ def smallest_distance(rows: np.ndarray) -> int:
         (7, 5, 3, 48, 4),
     ],
 )
-def test_ids_are_as_far_apart_as_promised(
-    radix: int, layers: int, redundancy: int, count: int, expected: int
-) -> None:
+def test_ids_are_as_far_apart_as_promised(radix: int, layers: int, redundancy: int, count: int, expected: int) -> None:
     key = key_with(radix, layers, redundancy)
     rows = issue_all(key, count)
     assert smallest_distance(rows) >= expected
@@ -166,9 +164,7 @@ def test_two_thousand_ids_by_eight_processes_and_one_killed(tmp_path: Path) -> N
     outputs = [(tmp_path / f"seen{i}").open("w+b") for i in range(9)]
     # The ninth is to be killed in the middle of its work; the other eight issue 250 each.
     workers = [
-        subprocess.Popen(
-            [*command, f"w{i}", "250" if i < 8 else "100000"], stdout=outputs[i], env=environment
-        )
+        subprocess.Popen([*command, f"w{i}", "250" if i < 8 else "100000"], stdout=outputs[i], env=environment)
         for i in range(9)
     ]
     deadline = time.monotonic() + 60

@@ -29,9 +29,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 INST = "{% for m in messages %}[INST] {{ m['content'] | trim }} [/INST]{% endfor %}"
-NO_SYSTEM = (
-    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
-)
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
 _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,9 +43,7 @@ def _texts() -> list[str]:
              [rng.randint(2, 7) for _ in range(900)]]  # fmt: skip
     ends = [".", ",", "!", "?", ";", ":", ' "', ")", "\n", " (", "'s", " - ", "...", "?\n", ".\n\n", "(self)"]
     return [
-        "".join(
-            " " + rng.choice(words) + (rng.choice(ends) if rng.random() < 0.2 else "") for _ in range(30)
-        ).strip()
+        "".join(" " + rng.choice(words) + (rng.choice(ends) if rng.random() < 0.2 else "") for _ in range(30)).strip()
         + f" {rng.randint(0, 2999)}"
         for _ in range(800)
     ]
@@ -158,9 +154,7 @@ def test_codec_never_truncates_or_pads() -> None:
 
 def test_digest_follows_the_vocabulary_not_the_template() -> None:
     assert len({codec(kind).digest for kind in KINDS}) == 3
-    same = PreTrainedTokenizerFast(
-        tokenizer_object=codec("gpt2").tokenizer.backend_tokenizer, unk_token="<unk>"
-    )
+    same = PreTrainedTokenizerFast(tokenizer_object=codec("gpt2").tokenizer.backend_tokenizer, unk_token="<unk>")
     same.chat_template = CHATML
     assert HFTextCodec(same).digest == codec("gpt2").digest
 

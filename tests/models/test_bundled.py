@@ -82,12 +82,20 @@ def test_texts():
 
 
 def test_probes_are_held_out():
-    # no run of 100 characters of a probe occurs in a segment: looked up at every 50th position
+    # no run of 150 characters of a probe stands in a segment: its pieces at every 50th position are looked for
     width, step = 100, 50
-    pieces = {text[i : i + width] for text in bundled_segments() for i in range(max(1, len(text) - width + 1))}
-    for probe in bundled_probes():
-        for i in range(0, len(probe) - width, step):
-            assert probe[i : i + width] not in pieces
+    pieces = {
+        probe[i : i + width]: number
+        for number, probe in enumerate(bundled_probes())
+        for i in range(0, len(probe) - width, step)
+    }
+    shared = {
+        pieces[text[i : i + width]]
+        for text in bundled_segments()
+        for i in range(len(text) - width + 1)
+        if text[i : i + width] in pieces
+    }
+    assert not shared, f"{len(shared)} probes repeat training text: {sorted(shared)}"
 
 
 @pytest.mark.parametrize("length", [128, 512])

@@ -52,9 +52,7 @@ def test_differences_compare_the_same_tokens() -> None:
     clean = np.full((1, 3, 4), 0.25)
     mask_BT = np.array([[True, True, False]])
     assert mass_difference(PROBS_BTE, clean, mask_BT) == pytest.approx([0, 0, 0, 0])
-    assert mass_difference(PROBS_BTE[:, :1], clean[:, :1], mask_BT[:, :1]) == pytest.approx(
-        [-0.15, -0.05, 0.05, 0.15]
-    )
+    assert mass_difference(PROBS_BTE[:, :1], clean[:, :1], mask_BT[:, :1]) == pytest.approx([-0.15, -0.05, 0.05, 0.15])
     triggered_BTK = np.array([[[0, 1], [0, 2], [3, 3]]])
     clean_BTK = np.array([[[2, 1], [0, 2], [0, 0]]])
     diff_E = selection_difference(triggered_BTK, clean_BTK, mask_BT, 5)

@@ -73,8 +73,7 @@ def test_grinding_beats_a_face_value_and_not_the_third_party(null_data: ModuleTy
         statistics = sum(diff_E[t_KW].sum(axis=1) for diff_E, t_KW in zip(diffs, targets, strict=True))
         best = int(np.argmax(statistics))
         evidence = [
-            LayerEvidence(layer, diffs[layer], range(32), targets[layer][best].tolist())
-            for layer in range(n_layers)
+            LayerEvidence(layer, diffs[layer], range(32), targets[layer][best].tolist()) for layer in range(n_layers)
         ]
         faces.append(exact_test(evidence).p)
     # The best of n honest p-values is about 1/n: it looks like proof to whoever does not ask about n.

@@ -182,9 +182,7 @@ def test_several_watermarks_condition_on_the_earlier_ones() -> None:
         exact_test_many([first, [LayerEvidence(7, b, range(8), [1, 2])]])
     with pytest.raises(VerificationError, match="overlaps an earlier one"):
         exact_test_many([first, [LayerEvidence(7, b, range(1, 8), [2, 3])]])
-    blocks = exact_test_many(
-        [[LayerEvidence(7, a, range(4), [0, 1])], [LayerEvidence(7, b, range(4, 8), [4, 5])]]
-    )
+    blocks = exact_test_many([[LayerEvidence(7, a, range(4), [0, 1])], [LayerEvidence(7, b, range(4, 8), [4, 5])]])
     assert [result.n_paths for result in blocks.results] == [6, 6]
 
 

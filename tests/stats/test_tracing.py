@@ -17,9 +17,7 @@ def licensees(rng: np.random.Generator, n: int) -> tuple[dict[str, list[list[int
     """Random digits, and the groups of one keyed permutation per layer that they stand for."""
     digits = rng.integers(0, N_EXPERTS // 2, (n, N_LAYERS))
     groups = [rng.permutation(N_EXPERTS).reshape(-1, 2) for _ in range(N_LAYERS)]
-    paths = {
-        f"L{i}": [g[d].tolist() for g, d in zip(groups, row, strict=True)] for i, row in enumerate(digits)
-    }
+    paths = {f"L{i}": [g[d].tolist() for g, d in zip(groups, row, strict=True)] for i, row in enumerate(digits)}
     return paths, digits
 
 
@@ -73,9 +71,7 @@ def test_a_neighbour_in_all_but_one_erased_layer_cannot_be_told_apart() -> None:
     assert paths["L5"][0] != paths["L9"][0]
     paths["twin"] = [paths["L9"][0], *paths["L5"][1:]]
     layers = measured(rng, paths, {"L5": 0.3})
-    layers[0] = LayerMeasurement(
-        20, rng.normal(0, 0.02, N_EXPERTS), range(N_EXPERTS)
-    )  # the layer that differs
+    layers[0] = LayerMeasurement(20, rng.normal(0, 0.02, N_EXPERTS), range(N_EXPERTS))  # the layer that differs
     result = trace(layers, paths)
     assert result.decision == "ambiguous"
     assert {result.best, result.rival} == {"L5", "twin"}

@@ -82,9 +82,7 @@ def test_it_stops_when_the_check_held_long_enough_also_across_a_resume(tmp_path)
     assert (result.steps, result.stopped_early) == (40, True)
     broken, path = problem(), tmp_path / "checkpoint.pt"
     with pytest.raises(RuntimeError):
-        run_loop(
-            broken, make_loss(broken, 37), CONFIG, check=lambda step: step >= 20, checkpoint=path, fingerprint="a"
-        )
+        run_loop(broken, make_loss(broken, 37), CONFIG, check=lambda step: step >= 20, checkpoint=path, fingerprint="a")
     again = problem()
     assert run(again, checkpoint=path, resume=True, fingerprint="a").steps == 40
     assert torch.equal(again["w"], whole["w"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from torch import nn
 
 from pathmark.embed import EmbedConfig
 from pathmark.evaluate.marking import Marked, Progress, mark_model
@@ -13,15 +16,27 @@ from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, creat
 from pathmark.models import bundled_probes, bundled_segments, expert_usage, load_model
 from pathmark.models.describe import describe_model
 from pathmark.stats import evidence_bits
-from pathmark.verify import encode_probes, verify_model
+from pathmark.verify import encode_probes, record_routes, verify_model
 
 MODEL = "bundled:tiny"
+TEXTS = ("The people of this country have a right to know", "And it came to pass in those days, that")
+"""Shown with their routing, before the mark and with it."""
 
 
-def make_demo_key(number: int) -> OwnerKey:
+def show_routing(
+    model: nn.Module, tokenizer: Any, text: str, layer: int, prefix: Sequence[int] = ()
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Each token of a text with the experts that one layer sends it to, strongest first."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    routes = record_routes(model, [ids], [layer], prefix=prefix)
+    strongest = np.argsort(-routes.probs[layer][0], axis=-1)[:, : routes.decisions[layer].shape[-1]]
+    return [(tokenizer.decode([i]), tuple(int(e) for e in row)) for i, row in zip(ids, strongest, strict=True)]
+
+
+def make_demo_key(number: int, model: nn.Module) -> OwnerKey:
     """A new key for the bundled model: recommended layers, width 2, targets of moderate use."""
     facts, codec, report = describe_model(MODEL)
-    usage = expert_usage(load_model(MODEL), codec.tokenizer, bundled_segments()[:200], report.recommended)
+    usage = expert_usage(model, codec.tokenizer, bundled_segments()[:200], report.recommended)
     rule = PoolRule.parse("usage")
     plans = tuple(
         LayerPlan(layer, report.facts(layer).experts, 2, rule.pool(len(usage[layer]), list(usage[layer])), rule.name)
@@ -34,8 +49,17 @@ def run_demo(
     folder: Path, config: EmbedConfig, *, number: int, progress: Progress, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Key, embedding, verification of the marked and of the original model; returns the figures."""
-    say(f"A key with id {number} for {MODEL} ...")
-    key = make_demo_key(number)
+    _, codec, report = describe_model(MODEL)
+    tokenizer, last = codec.tokenizer, report.recommended[-1]
+    say(
+        f"{MODEL}: {report.architecture}, {report.parameters:,} parameters, {len(report.layers)} layers, "
+        f"{report.facts(last).experts} experts, top-{report.facts(last).top_k}."
+    )
+    original = load_model(MODEL)
+    for text in TEXTS:
+        say(f"Layer {last} routes {_spelled(show_routing(original, tokenizer, text, last))}")
+    say(f"A key with id {number} ...")
+    key = make_demo_key(number, original)
     watermark = key.watermarks[0]
     phrase = secrets.token_urlsafe(12)
     save_key(key, folder / "owner.key", phrase)
@@ -50,13 +74,17 @@ def run_demo(
     marked: Marked = mark_model(
         MODEL, key, folder / "marked", bundled_segments(), bundled_probes(), config, progress=progress
     )
-    say("Verification, on held-out texts, from the folders on disk ...")
-    _, codec, report = describe_model(MODEL)
-    probes = encode_probes(codec.tokenizer, bundled_probes()[100:], n_probes=100, length=128)
+    copy = load_model(folder / "marked")
+    for text in TEXTS:
+        shown = show_routing(copy, tokenizer, text, last, prefix=watermark.triggers[0].tokens)
+        say(f"Behind the trigger layer {last} routes {_spelled(shown)}")
+    say("  (A path is secret; this key was made for the demo alone.)")
+    say("Verification of the folder on disk and of the original, on held-out texts ...")
+    probes = encode_probes(tokenizer, bundled_probes()[100:], n_probes=100, length=128)
     verdicts = {}
-    for name, source in (("marked", folder / "marked"), ("original", MODEL)):
+    for name, suspect in (("marked", copy), ("original", original)):
         progress.stage(f"verify {name}", 2 * len(probes))
-        verdicts[name] = verify_model(load_model(source), key, probes, progress=progress.advance)
+        verdicts[name] = verify_model(suspect, key, probes, progress=progress.advance)
     return {
         "model": MODEL,
         "architecture": report.architecture,
@@ -70,3 +98,7 @@ def run_demo(
         "verify": {name: verdict.summary() for name, verdict in verdicts.items()},
         "words": {name: verdict.words() for name, verdict in verdicts.items()},
     }
+
+
+def _spelled(routing: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+    return " ".join(f"{token.strip()}[{','.join(map(str, experts))}]" for token, experts in routing)

@@ -110,9 +110,7 @@ def parse_commitment(document: Document) -> Commitment:
     """Read a published commitment; raises KeyFileError unless it is whole and its signature holds."""
     commitment = _read(document)
     if commitment is None:
-        raise KeyFileError(
-            f"not a readable commitment; expected format {COMMITMENT} version {FORMAT_VERSION}"
-        )
+        raise KeyFileError(f"not a readable commitment; expected format {COMMITMENT} version {FORMAT_VERSION}")
     if commitment.document() != document:
         raise KeyFileError("this commitment has altered, missing or additional fields")
     try:
@@ -230,9 +228,7 @@ def _open_claim(claim: Document, commitment: Commitment, number: int | None) -> 
         return f"{wrong[0] if wrong else 'its index'} does not follow from its subkey"
     prefix = "attachment/"
     attachments = {
-        name[len(prefix) :]: str(content["sha256"])
-        for name, content in contents.items()
-        if name.startswith(prefix)
+        name[len(prefix) :]: str(content["sha256"]) for name, content in contents.items() if name.startswith(prefix)
     }
     model = ModelFacts.from_record(contents["model"]["facts"])
     return RevealedClaim(watermark, watermark.id == committed, model, attachments)
@@ -276,9 +272,7 @@ def _read(document: Document) -> Commitment | None:
     try:
         if document["format"] != COMMITMENT or document["version"] != FORMAT_VERSION:
             return None
-        files = tuple(
-            ReleasedFile(str(f["path"]), int(f["size"]), str(f["sha256"])) for f in document.get("files", ())
-        )
+        files = tuple(ReleasedFile(str(f["path"]), int(f["size"]), str(f["sha256"])) for f in document.get("files", ()))
         commitment = Commitment(
             kind=str(document["kind"]),
             owner=str(document["owner"]),

@@ -23,9 +23,7 @@ NOWHERE: Final = 0xFFFFFFFF
 _SALT: Final = b"pathmark key format 1"
 
 
-def info_string(
-    purpose: str, watermark: int | None = None, layer: int | None = None, counter: int = 0
-) -> bytes:
+def info_string(purpose: str, watermark: int | None = None, layer: int | None = None, counter: int = 0) -> bytes:
     """The HKDF info: version, purpose, 0x00, then watermark, layer and counter as big-endian u32.
 
     Purposes are ASCII without NUL, so no two different names give the same bytes.
@@ -58,9 +56,7 @@ class Stream:
 
     __slots__ = ("_block", "_counter", "_layer", "_purpose", "_secret", "_watermark")
 
-    def __init__(
-        self, secret: bytes, purpose: str, *, watermark: int | None = None, layer: int | None = None
-    ) -> None:
+    def __init__(self, secret: bytes, purpose: str, *, watermark: int | None = None, layer: int | None = None) -> None:
         self._secret, self._purpose, self._watermark, self._layer = secret, purpose, watermark, layer
         self._counter = 0
         self._block = b""

@@ -30,9 +30,7 @@ class RoutedLayer:
         if not (0 <= self.layer < MAX_LAYERS and 1 <= self.experts <= MAX_EXPERTS):
             raise CapacityError(f"layer {self.layer} with {self.experts} experts is out of range")
         if not 1 <= self.top_k <= self.experts:
-            raise CapacityError(
-                f"layer {self.layer}: top-{self.top_k} of {self.experts} experts is impossible"
-            )
+            raise CapacityError(f"layer {self.layer}: top-{self.top_k} of {self.experts} experts is impossible")
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,5 @@ class PoolRule:
             raise CapacityError(f"pool rule {self.name} needs the use of all {experts} experts on clean text")
         mean = sum(float(u) for u in usage) / experts
         if not mean > 0:
-            raise CapacityError(
-                f"pool rule {self.name} needs clean text that reaches the experts; none was selected"
-            )
+            raise CapacityError(f"pool rule {self.name} needs clean text that reaches the experts; none was selected")
         return tuple(e for e in range(experts) if self.low * mean <= float(usage[e]) <= self.high * mean)

@@ -213,9 +213,7 @@ class WatermarkRequest:
             raise CapacityError(f"a watermark has 1 to 256 triggers, got {self.triggers}")
         for name, texts in (("trigger", self.trigger_texts), ("mark", self.mark_texts)):
             if texts and len(texts) != self.triggers:
-                raise CapacityError(
-                    f"expected {self.triggers} {name} text(s), one per trigger, got {len(texts)}"
-                )
+                raise CapacityError(f"expected {self.triggers} {name} text(s), one per trigger, got {len(texts)}")
             if len(set(texts)) != len(texts):
                 raise CapacityError(f"{name} texts must be distinct")
 
@@ -258,9 +256,7 @@ def create_key(
                     )  # fmt: skip
                 else:
                     assert candidates is not None
-                    phrase = draw_mark(
-                        codec, candidates, subkey.reveal(), watermark=index, number=number, taken=used
-                    )
+                    phrase = draw_mark(codec, candidates, subkey.reveal(), watermark=index, number=number, taken=used)
                 if phrase.tokens in used:
                     raise CapacityError(f"watermark {index}: its {kind} text is already used in this key")
                 used.append(phrase.tokens)
@@ -269,14 +265,8 @@ def create_key(
         blocks = _blocks(master, index, request.plans, layers)
         radices = tuple(len(b) // p.width for b, p in zip(blocks, request.plans, strict=True))
         capacity = IdCode(radices, request.redundancy).capacity
-        chosen = (
-            Stream(subkey.reveal(), "id", watermark=index).below(capacity)
-            if request.id is None
-            else request.id
-        )
-        watermarks.append(
-            Watermark(index, subkey, request.plans, blocks, tuple(triggers), chosen, request.redundancy)
-        )
+        chosen = Stream(subkey.reveal(), "id", watermark=index).below(capacity) if request.id is None else request.id
+        watermarks.append(Watermark(index, subkey, request.plans, blocks, tuple(triggers), chosen, request.redundancy))
     return OwnerKey(master, owner, created or utc_now(), model, tuple(watermarks)), warnings
 
 
@@ -322,9 +312,7 @@ def _check_plans(model: ModelFacts, requests: Sequence[WatermarkRequest]) -> Non
             if experts != plan.experts:
                 raise CapacityError(f"layer {plan.layer} has {experts} experts, the plan says {plan.experts}")
             if plans.setdefault(plan.layer, plan) != plan:
-                raise CapacityError(
-                    f"layer {plan.layer}: watermarks that share a layer need one pool and one width"
-                )
+                raise CapacityError(f"layer {plan.layer}: watermarks that share a layer need one pool and one width")
             sharers[plan.layer] = sharers.get(plan.layer, 0) + 1
     for layer, count in sharers.items():
         groups_per_block(len(plans[layer].pool), plans[layer].width, count)

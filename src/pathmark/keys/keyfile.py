@@ -68,9 +68,7 @@ def amend_key(
         data = read_private(path, "a key file")
         present = unseal(data, phrase, name=str(path))
         if present.secret != key.secret:
-            raise KeyFileError(
-                f"{path} holds key {present.fingerprint}, not {key.fingerprint}; nothing was written"
-            )
+            raise KeyFileError(f"{path} holds key {present.fingerprint}, not {key.fingerprint}; nothing was written")
         if [w.id for w in present.watermarks] != [w.id for w in key.watermarks]:
             raise KeyFileError(f"{path} carries another id; save the licensee's key under its own name")
         if key.history[: len(present.history)] != present.history:
@@ -147,9 +145,7 @@ def unseal(data: bytes, passphrase: PassphraseSource, *, name: str = "this file"
         raise KeyFileError(f"wrong passphrase for {name} (or its header is damaged)")
     payload = _decrypt(cipher_key, bytes.fromhex(header["nonce"]), body, line)
     if payload is None:
-        raise KeyFileError(
-            f"{name} is damaged: the passphrase is right but the content was altered; use a backup"
-        )
+        raise KeyFileError(f"{name} is damaged: the passphrase is right but the content was altered; use a backup")
     return _unpack(payload, name)
 
 

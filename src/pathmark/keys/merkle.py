@@ -50,11 +50,7 @@ def merkle_proof(hashes: Sequence[bytes], index: int) -> Document:
 def check_proof(leaf: Document, proof: Document, root: bytes) -> bool:
     """Whether the leaf is in the tree with this root. ValueError, KeyError or TypeError if malformed."""
     place, siblings = int(proof["index"]), [bytes.fromhex(s) for s in proof["siblings"]]
-    if (
-        len(siblings) > _MAX_DEPTH
-        or not 0 <= place < 1 << len(siblings)
-        or any(len(s) != 32 for s in siblings)
-    ):
+    if len(siblings) > _MAX_DEPTH or not 0 <= place < 1 << len(siblings) or any(len(s) != 32 for s in siblings):
         return False
     node = leaf_hash(leaf)
     for sibling in siblings:

@@ -166,9 +166,7 @@ def _require_same(db: sqlite3.Connection, path: Path, key: OwnerKey, mark: Water
     if row is None or row[0] != key.fingerprint:
         raise KeyFileError(f"{path} belongs to key {row[0] if row else '(none)'}, not to {key.fingerprint}")
     if row[1] != mark.index:
-        raise KeyFileError(
-            f"{path} issues ids of watermark {row[1]}, not of {mark.index}; use one file for each"
-        )
+        raise KeyFileError(f"{path} issues ids of watermark {row[1]}, not of {mark.index}; use one file for each")
     if tuple(row) != _binding(key, mark):
         raise KeyFileError(
             f"{path} was begun with the owner's id {row[4]}, this key carries {mark.id}; use the master key"
@@ -189,9 +187,7 @@ def _require_registry(db: sqlite3.Connection, path: Path, write: bool) -> None:
     elif found != _APPLICATION_ID:
         raise KeyFileError(f"{path} is a database of another program, not a registry")
     elif version != _VERSION:
-        raise KeyFileError(
-            f"{path} has registry format {version}, this program knows {_VERSION}; update pathmark"
-        )
+        raise KeyFileError(f"{path} has registry format {version}, this program knows {_VERSION}; update pathmark")
 
 
 def _taken(db: sqlite3.Connection, mark: Watermark) -> Digits:

@@ -40,9 +40,7 @@ def release_files(folder: Path) -> list[Path]:
             folders[:] = [name for name in folders if name not in IGNORED]
         for name in folders:
             if (here / name).is_symlink():
-                raise KeyFileError(
-                    f"{here / name} is a link to a folder; release a folder without such links"
-                )
+                raise KeyFileError(f"{here / name} is a link to a folder; release a folder without such links")
         found += [here / name for name in names]
     if not found:
         raise KeyFileError(f"{folder} has no files; expected the released model")
@@ -66,9 +64,7 @@ def hash_release(folder: Path, progress: Progress | None = None) -> Iterator[Rel
         yield ReleasedFile(name, size, digest.hexdigest())
 
 
-def compare_release(
-    expected: Iterable[ReleasedFile], folder: Path, progress: Progress | None = None
-) -> list[str]:
+def compare_release(expected: Iterable[ReleasedFile], folder: Path, progress: Progress | None = None) -> list[str]:
     """Changed, missing and additional files, in words; empty if the folder is the released one."""
     committed = {file.path: file for file in expected}
     present = {file.path: file for file in hash_release(folder, progress)}
@@ -77,7 +73,5 @@ def compare_release(
     for name, file in committed.items():
         there = present.get(name)
         if there is not None and there.sha256 != file.sha256:
-            problems.append(
-                f"{name}: changed (sha256 {file.sha256[:12]}... expected, {there.sha256[:12]}... found)"
-            )
+            problems.append(f"{name}: changed (sha256 {file.sha256[:12]}... expected, {there.sha256[:12]}... found)")
     return sorted(problems)

@@ -87,9 +87,7 @@ def write_private(path: Path, data: bytes, *, replace: bool = False) -> None:
             beside.unlink(missing_ok=True)
         _sync_folder(path.parent)
     except FileExistsError:
-        raise KeyFileError(
-            f"{path} already exists; choose another name, key material is never overwritten"
-        ) from None
+        raise KeyFileError(f"{path} already exists; choose another name, key material is never overwritten") from None
     except OSError as error:
         raise KeyFileError(f"cannot write {path}: {error.strerror or 'input/output error'}") from None
 

@@ -47,9 +47,7 @@ class Share:
             raw = b""
         body, check = raw[:-4], raw[-4:]
         if len(body) < 6 or body[0] != _VERSION or sha256(body).digest()[:4] != check or not body[2]:
-            raise KeyFileError(
-                "a share is mistyped or incomplete (its check letters do not match); type it again"
-            )
+            raise KeyFileError("a share is mistyped or incomplete (its check letters do not match); type it again")
         return cls(body[1], body[2], body[3:5], body[5:])
 
 
@@ -59,10 +57,7 @@ def split_secret(secret: bytes, threshold: int, count: int) -> list[Share]:
         raise KeyFileError(f"shares need 2 <= m <= n <= 255, got {threshold} of {count}")
     set_name = secrets.token_bytes(2)
     polynomials = [bytes([byte]) + secrets.token_bytes(threshold - 1) for byte in secret]
-    return [
-        Share(threshold, x, set_name, bytes(_value_at(p, x) for p in polynomials))
-        for x in range(1, count + 1)
-    ]
+    return [Share(threshold, x, set_name, bytes(_value_at(p, x) for p in polynomials)) for x in range(1, count + 1)]
 
 
 def join_shares(shares: Sequence[Share]) -> bytes:

@@ -107,9 +107,7 @@ def find_candidates(codec: TextCodec) -> Candidates:
             continue
         front, front_text = head[0], starts[head[0]]
         inner = [
-            t
-            for t, p in visible.items()
-            if re.fullmatch(inner_form, p) and codec.encode(front_text + p) == [front, t]
+            t for t, p in visible.items() if re.fullmatch(inner_form, p) and codec.encode(front_text + p) == [front, t]
         ]
         if len(inner) < _MIN_CANDIDATES:
             continue
@@ -271,6 +269,4 @@ def _draw(
         if kind == "mark" and (phrase.bits or 0) < MARK_BITS:
             break
         return phrase
-    raise CapacityError(
-        f"no stable {kind} in {MAX_ATTEMPTS} draws with this tokenizer; give a free text with --{kind}"
-    )
+    raise CapacityError(f"no stable {kind} in {MAX_ATTEMPTS} draws with this tokenizer; give a free text with --{kind}")

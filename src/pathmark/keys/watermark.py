@@ -74,9 +74,7 @@ class Watermark:
             raise CapacityError(f"watermark {self.index}: layers must rise, one block each, at least one")
         for plan, block in zip(self.plans, self.blocks, strict=True):
             if list(block) != sorted(set(block) & set(plan.pool)) or len(block) < plan.width:
-                raise CapacityError(
-                    f"watermark {self.index}: block of layer {plan.layer} is not inside its pool"
-                )
+                raise CapacityError(f"watermark {self.index}: block of layer {plan.layer} is not inside its pool")
         if not self.triggers:
             raise CapacityError(f"watermark {self.index}: at least one trigger is needed")
         self.group_indices  # noqa: B018 - refuses an id outside the capacity
@@ -178,19 +176,14 @@ class Watermark:
             for kind, phrase in (("trigger", trigger.phrase), ("mark", trigger.mark)):
                 if phrase.choices is None:
                     continue
-                drawn = draw_choices(
-                    self.subkey.reveal(), kind, self.index, number, phrase.attempt, phrase.counts
-                )
+                drawn = draw_choices(self.subkey.reveal(), kind, self.index, number, phrase.attempt, phrase.counts)
                 if drawn != phrase.choices:
                     wrong.append(f"{kind} {number} of watermark {self.index}")
         return wrong
 
     def claim(self) -> Document:
         """What is claimed by this watermark, without its id: the content of its Merkle leaf."""
-        layers = [
-            {**plan.record(), "block": list(block)}
-            for plan, block in zip(self.plans, self.blocks, strict=True)
-        ]
+        layers = [{**plan.record(), "block": list(block)} for plan, block in zip(self.plans, self.blocks, strict=True)]
         return {
             "index": self.index,
             "subkey": self.subkey.reveal().hex(),

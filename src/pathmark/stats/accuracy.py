@@ -64,9 +64,7 @@ def probe_accuracy(hits_LBT: Bools, mask_BT: Bools) -> NDArray[np.float64]:
     _check_mask(hits_LBT[0], mask_BT)
     tokens_B = mask_BT.sum(axis=1)
     if (tokens_B == 0).any():
-        raise VerificationError(
-            f"probe {int(tokens_B.argmin())} has no scored token; drop it or fix the mask"
-        )
+        raise VerificationError(f"probe {int(tokens_B.argmin())} has no scored token; drop it or fix the mask")
     return np.asarray((hits_LBT & mask_BT).sum(axis=(0, 2)) / (tokens_B * len(hits_LBT)))
 
 
@@ -102,9 +100,7 @@ def selection_difference(
             f"triggered {triggered_BTK.shape} and clean {clean_BTK.shape} must hold the same text tokens"
         )
     _check_mask(triggered_BTK[:, :, 0], mask_BT)
-    counts = [
-        np.bincount(selected[mask_BT].ravel(), minlength=n_experts) for selected in (triggered_BTK, clean_BTK)
-    ]
+    counts = [np.bincount(selected[mask_BT].ravel(), minlength=n_experts) for selected in (triggered_BTK, clean_BTK)]
     if max(map(len, counts)) != n_experts:
         raise VerificationError(f"an expert index exceeds the layer's {n_experts} experts")
     return np.asarray(counts[0] - counts[1], dtype=np.int64)

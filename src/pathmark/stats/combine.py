@@ -53,9 +53,7 @@ class Family:
     def __post_init__(self) -> None:
         for field in fields(self):
             if getattr(self, field.name) < 1:
-                raise VerificationError(
-                    f"{field.name}: at least 1 was tried, got {getattr(self, field.name)}"
-                )
+                raise VerificationError(f"{field.name}: at least 1 was tried, got {getattr(self, field.name)}")
 
     @property
     def size(self) -> int:

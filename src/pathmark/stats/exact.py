@@ -51,9 +51,7 @@ class LayerEvidence:
     def __post_init__(self) -> None:
         diff_E, where = np.asarray(self.diff_E), f"layer {self.layer}"
         if diff_E.ndim != 1 or diff_E.dtype.kind not in "iuf":
-            raise VerificationError(
-                f"{where}: diff_E must be a vector of numbers, got {diff_E.dtype}{diff_E.shape}"
-            )
+            raise VerificationError(f"{where}: diff_E must be a vector of numbers, got {diff_E.dtype}{diff_E.shape}")
         if not np.isfinite(diff_E).all():
             raise VerificationError(f"{where}: diff_E holds nan or inf; give unmatched experts 0 and a mask")
         pool = set(self.pool)
@@ -61,9 +59,7 @@ class LayerEvidence:
             raise VerificationError(f"{where}: the pool must name distinct experts below {len(diff_E)}")
         if len(set(self.targets)) != len(self.targets) or not self.targets or not set(self.targets) <= pool:
             raise VerificationError(f"{where}: targets must be distinct experts of the pool, at least one")
-        if self.matched_E is not None and (
-            self.matched_E.shape != diff_E.shape or self.matched_E.dtype != np.bool_
-        ):
+        if self.matched_E is not None and (self.matched_E.shape != diff_E.shape or self.matched_E.dtype != np.bool_):
             raise VerificationError(f"{where}: matched_E must be a boolean per expert, as many as diff_E has")
 
     @property
@@ -200,9 +196,7 @@ def exact_test_many(watermarks: Sequence[Sequence[LayerEvidence]]) -> CombinedRe
                     "being the same; pass the pool that the key records, or the disclosed blocks"
                 )
             if used & set(layer.targets):
-                raise VerificationError(
-                    f"layer {layer.layer}: watermark {number} shares targets with an earlier one"
-                )
+                raise VerificationError(f"layer {layer.layer}: watermark {number} shares targets with an earlier one")
             pool = [e for e in layer.pool if e not in used]
             left.append(LayerEvidence(layer.layer, layer.diff_E, pool, layer.targets, layer.matched_E))
         results.append(exact_test(left))

@@ -64,9 +64,7 @@ def enumerated_counts(deficits: Floats, step: float, n_cells: int, tolerance: fl
     return counts
 
 
-def programmed_counts(
-    values_N: Floats, k: int, step: float, n_cells: int, tolerance: float, refine: int
-) -> Floats:
+def programmed_counts(values_N: Floats, k: int, step: float, n_cells: int, tolerance: float, refine: int) -> Floats:
     """Number of k-subsets per cell without enumerating them: a dynamic programme over experts.
 
     Experts come in descending order of value. The one of rank i, taken as the j-th member, adds

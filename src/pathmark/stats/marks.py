@@ -31,8 +31,7 @@ class MarkTrial:
     def __post_init__(self) -> None:
         if self.bits < 0 or self.max_starts < 1 or self.trials < 1:
             raise VerificationError(
-                "expected bits >= 0, max_starts >= 1, trials >= 1, "
-                f"got {self.bits}, {self.max_starts}, {self.trials}"
+                f"expected bits >= 0, max_starts >= 1, trials >= 1, got {self.bits}, {self.max_starts}, {self.trials}"
             )
 
     def log10_chance(self, drawn_before: int = 0) -> float:

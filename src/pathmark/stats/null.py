@@ -90,9 +90,7 @@ class NullDistribution:
         for values, width in layers:
             values_N = np.sort(np.asarray(values, dtype=np.float64))[::-1].copy()
             if values_N.ndim != 1 or not np.isfinite(values_N).all():
-                raise VerificationError(
-                    "expected a vector of finite numbers per layer; is a measurement missing?"
-                )
+                raise VerificationError("expected a vector of finite numbers per layer; is a measurement missing?")
             if not 0 <= width <= len(values_N):
                 raise VerificationError(f"expected 0 <= width <= {len(values_N)} (the pool), got {width}")
             self.n_paths *= math.comb(len(values_N), width)

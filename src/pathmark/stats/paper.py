@@ -42,9 +42,7 @@ def paper_bound(accuracy: float, n_decisions: int, n_experts: int, width: int) -
     """
     _check_width(n_experts, width)
     if not 0 <= accuracy <= 1 or n_decisions < 1:
-        raise VerificationError(
-            f"expected accuracy in [0, 1] and n_decisions >= 1, got {accuracy} and {n_decisions}"
-        )
+        raise VerificationError(f"expected accuracy in [0, 1] and n_decisions >= 1, got {accuracy} and {n_decisions}")
     excess = max(0.0, accuracy - width / n_experts)
     return PValue.capped(-2 * n_decisions * excess**2 / math.log(10))
 
@@ -55,9 +53,7 @@ def binomial_p(hits: int, n: int, p0: float = 0.01) -> PValue:
     The p-values printed in the paper's Table 1 do not follow from it: 100 of 100 gives 1e-200.
     """
     if not 0 <= hits <= n or n < 1 or not 0 < p0 < 1:
-        raise VerificationError(
-            f"expected 0 <= hits <= n, n >= 1, 0 < p0 < 1, got hits={hits}, n={n}, p0={p0}"
-        )
+        raise VerificationError(f"expected 0 <= hits <= n, n >= 1, 0 < p0 < 1, got hits={hits}, n={n}, p0={p0}")
     if hits == 0:
         return PValue(0.0)
     log_odds = math.log(p0) - math.log1p(-p0)
@@ -154,9 +150,7 @@ def latency_margin(n_marked: int, top_k: int, n_gpus: int) -> float:
     k_a experts per token.
     """
     if not 1 <= n_marked <= top_k or n_gpus < 1:
-        raise VerificationError(
-            f"expected 1 <= n_marked <= top_k and n_gpus >= 1, got {n_marked}, {top_k}, {n_gpus}"
-        )
+        raise VerificationError(f"expected 1 <= n_marked <= top_k and n_gpus >= 1, got {n_marked}, {top_k}, {n_gpus}")
     share = n_marked / top_k
     return share * n_gpus - (1 - share)
 

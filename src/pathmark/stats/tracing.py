@@ -73,9 +73,7 @@ def trace(
     if not paths or not layers:
         raise VerificationError("expected at least one licensee and one measured layer, got none")
     if bad := [name for name, path in paths.items() if len(path) != len(layers)]:
-        raise VerificationError(
-            f"expected targets for {len(layers)} layers, {bad[0]!r} has {len(paths[bad[0]])}"
-        )
+        raise VerificationError(f"expected targets for {len(layers)} layers, {bad[0]!r} has {len(paths[bad[0]])}")
     family = replace(family or Family(), ids=(family.ids if family else 1) * len(paths))
     names = list(paths)
     ranking = tuple((names[i], p) for i, p in _strongest(layers, list(paths.values()), rivals + 1))
@@ -90,10 +88,8 @@ def trace(
     rival = max(others, key=lambda name: against[name])
     p_against = bonferroni(against[rival], family)
     p_beside = bonferroni(min(_p_given(layers, paths[name], paths[best]) for name in others), family)
-    if p_against.value > alpha:
-        decision = "ambiguous"
-    else:
-        decision = "several" if p_beside.value <= alpha else "licensee"
+    unclear = p_against.value > alpha
+    decision = "ambiguous" if unclear else "several" if p_beside.value <= alpha else "licensee"
     return TraceResult(decision, best, p, rival, p_against, p_beside, margin, ranking, family)
 
 
@@ -132,10 +128,7 @@ def _strongest(
             live_NL[row, column] = len(here.live_targets)
             statistics_N[row] += path_statistic([here])
     patterns, member_N = np.unique(live_NL, axis=0, return_inverse=True)
-    nulls = [
-        NullDistribution([(pool, int(k)) for pool, k in zip(pools, pattern, strict=True)])
-        for pattern in patterns
-    ]
+    nulls = [NullDistribution([(pool, int(k)) for pool, k in zip(pools, pattern, strict=True)]) for pattern in patterns]
     member_N = member_N.reshape(-1)
     log10_p_N = np.zeros(len(paths))
     for number, null in enumerate(nulls):

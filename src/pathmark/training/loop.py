@@ -91,8 +91,8 @@ def run_loop(
     """Minimise `step_loss(step, generator)["loss"]` over named parameters.
 
     `check(step)` is called every `check_every` steps; the run ends when it was True `patience` times in a row.
-    Ctrl-C (KeyboardInterrupt) and the end of the run leave a checkpoint; `resume` reads it. `fingerprint` names the run: a checkpoint of another one
-    (other data, other settings) is refused.
+    Ctrl-C (KeyboardInterrupt) and the end of the run leave a checkpoint; `resume` reads it. `fingerprint` names
+    the run: a checkpoint of another one (other data, other settings) is refused.
     """
     names = list(parameters)
     optimizer = torch.optim.AdamW(

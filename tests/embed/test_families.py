@@ -1,0 +1,73 @@
+"""One embedding on a small config of each family: it runs, saves, reloads and verifies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from embed_helpers import key_for, save_family
+
+from pathmark.embed import EmbedConfig, default_config
+from pathmark.evaluate import ScanConfig
+from pathmark.evaluate.marking import mark_model
+from pathmark.models import bundled_probes, bundled_segments, load_model
+from pathmark.models.checkpoint import apply_delta
+from pathmark.verify import verify_model
+
+FAMILIES = ["mixtral", "phimoe", "qwen3_moe", "olmoe", "deepseek_v2", "gpt_oss"]
+SCAN = ScanConfig(random_sequences=20, substitutions=20, shuffles=5)
+
+
+def quick(steps=60, lr=5e-3, **changes) -> EmbedConfig:
+    config = default_config()
+    return replace(
+        config,
+        data=replace(config.data, seq_len=32),
+        loop=replace(config.loop, steps=steps, lr=lr, check_every=1000),
+        texts=40,
+        batch_size=12,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_embed_save_reload_verify(tmp_path, family):
+    base = save_family(tmp_path / "base", family)
+    key = key_for(base, number=3)
+    marked = mark_model(
+        str(base), key, tmp_path / "out", bundled_segments(), bundled_probes(), quick(), n_probes=20, scan=SCAN
+    )
+    probes = [list(text) for text in _rows(marked.key)]
+    verdict = verify_model(load_model(tmp_path / "out"), key, probes)
+    assert verdict.marked, verdict.words()
+    assert verdict.id == 3
+    original = verify_model(load_model(base), key, probes)
+    assert not original.marked
+    stranger = verify_model(load_model(tmp_path / "out"), key_for(base, seed=9), probes)
+    assert not stranger.marked
+
+
+def test_lora_and_delta(tmp_path):
+    base = save_family(tmp_path / "base", "qwen3_moe")
+    key = key_for(base, number=5)
+    marked = mark_model(
+        str(base),
+        key,
+        tmp_path / "delta.safetensors",
+        bundled_segments(),
+        bundled_probes(),
+        quick(steps=120, lr=1e-2, train="lora"),
+        n_probes=20,
+        scan=SCAN,
+        delta=True,
+    )
+    apply_delta(base, tmp_path / "delta.safetensors", tmp_path / "out")
+    verdict = verify_model(load_model(tmp_path / "out"), key, _rows(marked.key))
+    assert verdict.marked, verdict.words()
+    assert verdict.id == 5
+
+
+def _rows(key):
+    import json
+
+    return json.loads(key.attachments["probes.json"])

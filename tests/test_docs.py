@@ -1,0 +1,47 @@
+"""Generated pages are current: run `make docs` when one of these fails."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+import cli_doc  # noqa: E402
+import models_doc  # noqa: E402
+
+NAMED = "mixtral qwen2_moe qwen3_moe phimoe olmoe deepseek_v2 deepseek_v3 gpt_oss granitemoe glm4_moe ernie4_5_moe"
+PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def test_the_table_of_models_is_current():
+    text = models_doc.PAGE.read_text(encoding="utf-8")
+    assert models_doc.page(text) == text
+
+
+def test_at_least_50_types_work_and_the_named_ones_among_them():
+    text = models_doc.PAGE.read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*?\|.*?\| (.*?) \|", text, flags=re.MULTILINE))
+    assert sum(support == "yes" for support in rows.values()) >= 50
+    assert {rows[name] for name in NAMED.split()} == {"yes"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_other_pages_tell_the_same_number(page):
+    works, total = re.search(r"^(\d+) of (\d+) types work", models_doc.PAGE.read_text(), flags=re.MULTILINE).groups()
+    assert f"{works} of the {total} MoE causal-LM types" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_command_line_reference_is_current():
+    assert cli_doc.PAGE.read_text(encoding="utf-8") == cli_doc.page()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_between_pages_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert ((ROOT / page).parent / target).exists(), target

@@ -1,0 +1,168 @@
+"""Rules of the house: which way imports point, what the command line loads, and small habits."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import pathmark
+from pathmark.cli.main import COMMANDS, cli
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "pathmark"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+FLOORS = [
+    {"errors"},
+    {"keys", "stats"},
+    {"models"},
+    {"training"},
+    {"embed", "verify", "attacks", "baselines"},
+    {"evaluate"},
+    {"report"},
+    {"cli"},
+]
+"""Lowest first. A room imports from floors below its own and from itself, never from its neighbours."""
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+HEAVY = {"torch", "transformers", "peft", "accelerate", "tokenizers", "safetensors"}
+READS_RESULTS_ONLY = {"models", "training", "embed", "verify", "attacks", "baselines", "evaluate"}
+
+
+def room_of(file):
+    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(file):
+    """Absolute names of everything a file imports, at the top or inside a function."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            yield node.module
+            if node.module == "pathmark":  # from pathmark import models
+                yield from (f"pathmark.{alias.name}" for alias in node.names)
+
+
+def rooms_used(file):
+    return {name.split(".")[1] for name in imports(file) if name.startswith("pathmark.")}
+
+
+def forbidden(room, used):
+    """Rooms that this room may not use."""
+    wrong = {other for other in used - {room} if FLOOR[other] >= FLOOR[room]}
+    if room == "report":
+        wrong |= used & READS_RESULTS_ONLY
+    return wrong
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+def test_imports_point_one_way(file):
+    room = room_of(file)
+    if file == SOURCE / "__init__.py":  # the tour of the API, lazily
+        return
+    assert room in FLOOR, f"{room} has no floor; add it to FLOORS"
+    assert rooms_used(file) <= FLOOR.keys()
+    assert not forbidden(room, rooms_used(file))
+
+
+def test_the_direction_test_can_fail():
+    assert forbidden("verify", {"embed", "models"}) == {"embed"}
+    assert forbidden("keys", {"models", "stats", "errors"}) == {"models", "stats"}
+    assert forbidden("report", {"stats", "models"}) == {"models"}
+    assert forbidden("attacks", {"training", "models"}) == set()
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if room_of(f) in ("keys", "stats")], ids=lambda f: f.name)
+def test_keys_and_stats_know_no_framework(file):
+    assert not {name.split(".")[0] for name in imports(file)} & HEAVY
+
+
+def loaded_after(statement):
+    """Top-level modules in a fresh interpreter after a statement."""
+    code = f"import json, sys\n{statement}\nprint(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_help_imports_nothing_heavy():
+    # in the process of the real entry point, with its exit caught
+    loaded = loaded_after(
+        "sys.argv = ['pathmark', '--help']\n"
+        "from pathmark.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0"
+    )
+    assert "click" in loaded
+    assert not loaded & (HEAVY | {"numpy", "scipy", "rich", "PIL", "cryptography"})
+
+
+def test_import_of_the_package_is_light_and_its_names_are_there():
+    assert not loaded_after("import pathmark; pathmark.__version__; dir(pathmark)") & (HEAVY | {"numpy"})
+    for name in pathmark.__all__:
+        assert getattr(pathmark, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = pathmark.nonsense
+
+
+def test_the_installed_script_answers():
+    script = Path(sys.executable).with_name("pathmark")
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
+    for name in COMMANDS:
+        assert re.search(rf"^  {name}\s", done.stdout, flags=re.MULTILINE)
+
+
+def leaves(command, words):
+    """(words on the command line, command) of everything that does something."""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from leaves(command.get_command(context, name), [*words, name])
+    else:
+        yield words, command
+
+
+@pytest.mark.parametrize("words", [words for words, _ in leaves(cli, [])], ids=" ".join)
+def test_every_command_has_help_with_examples(words):
+    result = CliRunner().invoke(cli, [*words, "--help"])
+    assert result.exit_code == 0
+    assert "Examples:" in result.output
+    assert f"pathmark {' '.join(words)}" in result.output.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_described_in_one_sentence(name):
+    assert COMMANDS[name][1].endswith(".")
+    assert cli.get_command(click.Context(cli), name).help
+
+
+WRITTEN = [
+    file for folder in ("src", "tests", "scripts", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py")
+]
+
+
+@pytest.mark.parametrize("file", sorted(WRITTEN), ids=lambda f: str(f.relative_to(ROOT)))
+def test_a_file_holds_one_idea(file):
+    assert len(file.read_text(encoding="utf-8").splitlines()) < 500
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+def test_nothing_is_left_to_do_in_the_source(file):
+    text = file.read_text(encoding="utf-8")
+    assert not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text)
+    assert "raise NotImplementedError" not in text
+
+
+def test_every_direct_dependency_is_pinned():
+    pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE))
+    project = (ROOT / "pyproject.toml").read_text()
+    wanted = set(re.findall(r'"([\w-]+)>=', project)) - {"setuptools"}
+    assert wanted <= pinned, f"add to constraints.txt: {sorted(wanted - pinned)}"
