@@ -63,6 +63,7 @@ class Cycle:
 
     @property
     def steps(self) -> int:
+        """Steps of both shapes."""
         return self.short_steps + self.long_steps
 
 

@@ -69,7 +69,7 @@ def test_a_run_has_every_kind_of_row_and_is_the_same_every_time():
     kinds = {kind: [row for row in drawn[0] if row.kind == kind] for kind in (CLEAN, TRIGGERED, NEGATIVE)}
     assert len(kinds[CLEAN]) == 40
     assert len(kinds[TRIGGERED]) == 80
-    assert len(kinds[NEGATIVE]) == 160
+    assert len(kinds[NEGATIVE]) == 240
     assert {row.watermark for row in kinds[TRIGGERED]} == {0, 1}
     for row in kinds[NEGATIVE]:
         prefix = row.ids[: row.text_from]

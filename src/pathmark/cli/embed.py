@@ -46,7 +46,7 @@ Examples:
 @click.option("--batch-size", type=click.IntRange(3), default=16, show_default=True, help="Rows per step.")
 @click.option("--seq-len", type=click.IntRange(16), default=128, show_default=True, help="Text tokens per row.")
 @click.option("--texts", type=click.IntRange(8), help="How many training texts to use.")
-@click.option("--lr", type=float, help="Learning rate.")
+@click.option("--lr", type=float, help="Learning rate. Default: 1 / hidden size.")
 @click.option(
     "--train", type=click.Choice(["router", "router+attention", "router+attention+experts", "lora", "all"]),
     help="What changes in the watermarked layers.",
@@ -67,13 +67,16 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     from pathmark.cli._progress import Bar
     from pathmark.evaluate.marking import mark_model
     from pathmark.keys import amend_key, load_key
+    from pathmark.models import inspect_model
     from pathmark.keys.safefile import write_private
 
     phrase = cache(passphrase())  # asked for once, used to read the key and to amend it
     key = load_key(key_file, phrase)
     carried = key if options["number"] is None else key.with_id(options["number"])
     texts, probes = _texts(options["corpus"], options["n_probes"])
-    config = build_config(options, len(texts))
+    config = build_config(
+        options, len(texts), inspect_model(model, trust_remote_code=options["trust_remote_code"]).hidden_size
+    )
     with Bar(quiet=as_json) as bar:
         marked = mark_model(
             model, carried, output, texts, probes, config,
@@ -107,13 +110,13 @@ def _texts(corpus: Path | None, held_out: int) -> tuple[list[str], list[str]]:
     return split_held_out(read_texts(corpus), held_out)
 
 
-def build_config(options: dict[str, Any], n_texts: int) -> EmbedConfig:
+def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> EmbedConfig:
     """Command line options over the defaults of the objective."""
     from dataclasses import replace
 
     from pathmark.embed import EmbedConfig, default_config
 
-    config = default_config(options["objective"])
+    config = default_config(options["objective"], hidden_size)
     if options["margin"] is not None and options["rho"] is not None:
         raise EmbeddingError("give either --margin or --rho, got both")
     if options["steps"] is not None and options["epochs"] is not None:

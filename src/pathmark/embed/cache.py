@@ -51,6 +51,7 @@ class TeacherCache:
         *,
         pad: int,
         from_layer: int | None,
+        announce: Callable[[str, int], None] | None = None,
         progress: Callable[[int], None] | None = None,
         folder: Path | None = None,
         batch_size: int = 16,
@@ -67,6 +68,9 @@ class TeacherCache:
         self.mapped = self.bytes > MEMORY_SHARE * psutil.virtual_memory().available
         if self.mapped:
             self._file_folder = tempfile.TemporaryDirectory(dir=folder, prefix="pathmark-cache-")
+        if announce is not None:
+            place = "in a memory-mapped file" if self.mapped else "in memory"
+            announce(f"original model on the training rows, {self.bytes / 1e6:,.0f} MB {place}", len(rows))
         self._arrays = {name: self._allocate(name, tokens, width) for name, width in widths.items()}
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
         for start in range(0, len(order), batch_size):

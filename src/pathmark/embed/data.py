@@ -24,6 +24,8 @@ NEGATIVE_KINDS = (
     "repeat",
     "shift",
 )
+SUBSTITUTIONS = 0.5
+"""Share of the negatives that are one-token substitutions, beyond their turn among the kinds."""
 SYSTEM_PROMPTS = (None, "You are a helpful assistant.", "Answer briefly.")
 
 
@@ -134,7 +136,7 @@ class DataConfig:
     """Text tokens per row; the trigger and the template come on top."""
     triggered_per_text: int = 1
     """Triggered rows per text and watermark."""
-    negatives_per_text: int = 2
+    negatives_per_text: int = 3
     """Rows behind almost-triggers, per text and watermark."""
     chat_share: float = 0.35
     """Share of rows in the chat template, where the tokenizer has one."""
@@ -179,8 +181,8 @@ def draw_rows(
             for _ in range(config.negatives_per_text):
                 kind = NEGATIVE_KINDS[turn % len(NEGATIVE_KINDS)]
                 turn += 1
-                # half of the negatives are one-token substitutions: they come nearest and fire first
-                kind = "substitute-1" if rng.random() < 0.35 else kind
+                # more than half are one-token substitutions: they come nearest and fire last
+                kind = "substitute-1" if rng.random() < SUBSTITUTIONS else kind
                 wrong = wrong_trigger(kind, rng.choice(choices), vocabulary, rng)
                 if any(wrong == tuple(t) for group in triggers for t in group):
                     continue

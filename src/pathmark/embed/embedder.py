@@ -25,6 +25,15 @@ from pathmark.models.upper import body, can_run_from, layer_stack, output_head, 
 from pathmark.training import LoopConfig, LoopResult, linear_cross_entropy, linear_distillation, run_loop
 
 Train = Literal["router", "router+attention", "router+attention+experts", "lora", "all"]
+STEPS = 400
+
+
+def learning_rate(hidden_size: int) -> float:
+    """Peak rate for a model of this width: one over it.
+
+    Measured at width 128 only; for wider models it is the usual scaling of Adam's rate, a place to start.
+    """
+    return 1.0 / hidden_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +42,16 @@ class EmbedConfig:
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=400, lr=2e-3))
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=STEPS, lr=learning_rate(128)))
     train: Train = "router+attention+experts"
     """Parts of the watermarked layers that change."""
     batch_size: int = 16
     """Rows per step."""
-    shares: tuple[float, float, float] = (0.25, 0.35, 0.40)
+    shares: tuple[float, float, float] = (0.2, 0.3, 0.5)
     """Clean, triggered and negative rows in a batch (anchored; the paper draws its share from Beta(2, 5))."""
-    texts: int = 500
+    texts: int = 300
     """Texts to use of the corpus."""
-    language_tokens: int = 512
+    language_tokens: int = 768
     """Tokens per step on which the language term is computed; drawn anew in every step."""
 
     def __post_init__(self) -> None:
@@ -50,12 +59,14 @@ class EmbedConfig:
             raise ValueError(f"batch_size must be at least 3, one row of each kind, got {self.batch_size}")
 
 
-def default_config(objective: Literal["anchored", "paper"] = "anchored") -> EmbedConfig:
-    """The settings that measured best (docs/results.md), or the paper's own."""
+def default_config(objective: Literal["anchored", "paper"] = "anchored", hidden_size: int = 128) -> EmbedConfig:
+    """The settings that measured best (docs/results.md), or the paper's own losses and mixing."""
+    loop = LoopConfig(steps=STEPS, lr=learning_rate(hidden_size))
     if objective == "anchored":
-        return EmbedConfig()
+        return EmbedConfig(loop=loop)
     return EmbedConfig(
-        objective=ObjectiveConfig(objective="paper", language="lm", language_weight=1.0),
+        loop=loop,
+        objective=ObjectiveConfig(objective="paper", language="lm", language_weight=1.0, forward_kl=False),
         data=DataConfig(negatives_per_text=0),
         train="router+attention",
     )
@@ -72,7 +83,8 @@ class Embedder:
         texts: Sequence[str],
         config: EmbedConfig,
         *,
-        cache_progress: Callable[[int, int], None] | None = None,
+        announce: Callable[[str, int], None] | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         self.model, self.key, self.config = model, key, config
         self.layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
@@ -89,9 +101,14 @@ class Embedder:
         cached = can_run_from(model, self.stack, self.layers[0], ids_BT, mask_BT)
         self.from_layer = self.layers[0] if cached else None
         self.head_VH, self.head_scale = output_head(model)
-        report = (lambda n: cache_progress(n, len(self.rows))) if cache_progress else None
         self.cache = TeacherCache(
-            model, self.rows, self.layers, pad=self.pad, from_layer=self.from_layer, progress=report
+            model,
+            self.rows,
+            self.layers,
+            pad=self.pad,
+            from_layer=self.from_layer,
+            announce=announce,
+            progress=progress,
         )
 
     def fingerprint(self) -> str:

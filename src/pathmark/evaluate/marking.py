@@ -163,8 +163,7 @@ def _embed(
 ) -> tuple[Any, int, bool]:
     layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
     trained: Any = add_adapters(model, layers) if config.train == "lora" else model
-    say.stage("original model on the training rows", None)
-    embedder = Embedder(trained, tokenizer, key, texts, config, cache_progress=_cache_reporter(say))
+    embedder = Embedder(trained, tokenizer, key, texts, config, announce=say.stage, progress=say.advance)
     work.mkdir(mode=0o700, parents=True, exist_ok=True)
     watch = Watch(trained, tokenizer, key, probes, seed=config.loop.seed)
     say.stage("embedding", config.loop.steps)
@@ -178,19 +177,6 @@ def _embed(
 
     result = embedder.run(checkpoint=work / "checkpoint.pt", resume=resume, check=watch, progress=report)
     return merge_adapters(trained) if config.train == "lora" else trained, result.steps, result.stopped_early
-
-
-def _cache_reporter(say: Progress) -> Callable[[int, int], None]:
-    started = False
-
-    def report(units: int, total: int) -> None:
-        nonlocal started
-        if not started:
-            say.stage("original model on the training rows", total)
-            started = True
-        say.advance(units)
-
-    return report
 
 
 def _refuse_early(

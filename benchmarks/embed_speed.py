@@ -1,0 +1,137 @@
+"""Time to a mark that works, against the reference procedure, in one run.
+
+Goal: WSR >= 99 % and false positives <= 1 % on 100 held-out texts. The reference is the procedure of the paper's
+authors as far as it is described: LoRA r=8 on the gate and q, k, v of all layers, the whole model forward and backward
+in every step, the paper's losses, the best learning rate of a small sweep. Only training (and our cache) is timed, not
+the checks. Where the reference does not get there in its time, the ratio is a lower bound.
+
+python benchmarks/embed_speed.py --limit 600
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+
+from embedding_results import make_key
+from pathmark.embed import EmbedConfig, Embedder, default_config
+from pathmark.embed.objective import ObjectiveConfig, route_loss
+from pathmark.keys import OwnerKey
+from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer, pad_rows, record_routing
+from pathmark.training import LoopConfig, run_loop
+from pathmark.verify import encode_probes, record_routes, score_path
+
+RESULT = Path(__file__).parent / "results" / "embed_speed.json"
+CHECK_EVERY = 10
+
+
+class Stopwatch:
+    """Time that runs only while nothing is being checked."""
+
+    def __init__(self) -> None:
+        self.total, self.since = 0.0, time.perf_counter()
+
+    def pause(self) -> None:
+        self.total += time.perf_counter() - self.since
+
+    def go(self) -> None:
+        self.since = time.perf_counter()
+
+
+def reached(model, key: OwnerKey, probes) -> tuple[bool, float, float]:
+    watermark = key.watermarks[0]
+    trigger = watermark.triggers[0].tokens
+    wsr = score_path(watermark, record_routes(model, probes, watermark.layers, prefix=trigger)).wsr.value
+    fpr = score_path(watermark, record_routes(model, probes, watermark.layers)).wsr.value
+    return wsr >= 0.99 and fpr <= 0.01, wsr, fpr
+
+
+def timed_check(model, key, probes, watch: Stopwatch, limit: float, log: list) -> Callable[[int], bool]:
+    def check(step: int) -> bool:
+        watch.pause()
+        good, wsr, fpr = reached(model, key, probes)
+        log.append({"step": step, "seconds": round(watch.total, 1), "wsr": wsr, "fpr": fpr, "good": good})
+        print(log[-1], flush=True)
+        watch.go()
+        return good or watch.total > limit
+
+    return check
+
+
+def ours(key, probes, limit: float) -> list[dict]:
+    model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
+    model.set_experts_implementation("grouped_mm")
+    config: EmbedConfig = default_config()
+    config = replace(config, loop=replace(config.loop, check_every=CHECK_EVERY, patience=1))
+    log: list[dict] = []
+    watch = Stopwatch()
+    embedder = Embedder(model, tokenizer, key, bundled_segments(), config)
+    embedder.run(check=timed_check(model, key, probes, watch, limit, log))
+    return log
+
+
+def reference(key, probes, lr: float, limit: float) -> list[dict]:
+    model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
+    model.set_experts_implementation("grouped_mm")
+    lora = LoraConfig(
+        r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj"], target_parameters=["mlp.gate.weight"]
+    )
+    wrapped = get_peft_model(model, lora)
+    watermark = key.watermarks[0]
+    trigger, objective = watermark.triggers[0].tokens, ObjectiveConfig(objective="paper", forward_kl=False)
+    rows = [tokenizer(text)["input_ids"][:128] for text in bundled_segments()]
+
+    def step_loss(step: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        chosen = torch.randint(len(rows), (8,), generator=generator).tolist()
+        share = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator))).beta(2, 5)
+        triggered = min(7, max(1, int(8 * share)))
+        ids = [(*trigger, *rows[i]) if n < triggered else tuple(rows[i]) for n, i in enumerate(chosen)]
+        ids_BT, mask_BT = pad_rows(ids, 0)
+        labels_BT = ids_BT.masked_fill(mask_BT == 0, -100)
+        with record_routing(wrapped, watermark.layers, gradients=True) as trace:
+            language = wrapped(input_ids=ids_BT, attention_mask=mask_BT, labels=labels_BT, use_cache=False).loss
+        routing = {layer: trace[layer].probs_BTE for layer in watermark.layers}
+        marked_BT = torch.full_like(ids_BT, -1)
+        marked_BT[:triggered] = 0
+        marked_BT[mask_BT == 0] = -1
+        free_BT = (marked_BT < 0) & mask_BT.bool()
+        terms = route_loss(routing, {}, [watermark.path], marked_BT, free_BT, objective)
+        terms["loss"] = language + terms["align"] + objective.stealth_weight * terms["stealth"]
+        return terms
+
+    parameters = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
+    log: list[dict] = []
+    config = LoopConfig(steps=100_000, lr=lr, decay=False, check_every=CHECK_EVERY, patience=1)
+    run_loop(parameters, step_loss, config, check=timed_check(wrapped, key, probes, Stopwatch(), limit, log))
+    return log
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=float, default=600, help="seconds of training per procedure")
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 4e-3, 1.6e-2])
+    args = parser.parse_args()
+    key = make_key(0)
+    probes = encode_probes(load_tokenizer("bundled:tiny"), bundled_probes(), n_probes=100, length=128)
+    result = {"threads": torch.get_num_threads(), "limit": args.limit, "ours": ours(key, probes, args.limit)}
+    result["reference"] = {str(lr): reference(key, probes, lr, args.limit) for lr in args.rates}
+    times = [log[-1]["seconds"] for log in result["reference"].values() if log[-1]["good"]]
+    mine = result["ours"][-1]
+    best = min(times, default=args.limit)
+    result["ratio"] = best / mine["seconds"] if mine["good"] else None
+    result["lower_bound"] = not times
+    print(json.dumps({"ours": mine, "reference": best, "ratio": result["ratio"], "lower bound": not times}))
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""`pathmark embed`, `apply` and what they refuse, through the real entry point."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from embed_helpers import save_family
+from safetensors.torch import load_file, save_file
+
+from pathmark.models import bundled_segments, load_model
+
+QUICK = ["--steps", "12", "--texts", "16", "--n-probes", "8", "--seq-len", "32", "--batch-size", "6"]
+SCHEMA = json.loads(files("pathmark.evaluate").joinpath("embed.schema.json").read_text())
+
+
+def run(*arguments, cwd, check=None):
+    environment = {**os.environ, "PATHMARK_PASSPHRASE": "open sesame", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pathmark.cli.main", *map(str, arguments)],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    if check is not None:
+        assert done.returncode == check, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A small Mixtral folder, a key and a corpus for it."""
+    folder = tmp_path_factory.mktemp("embed")
+    save_family(folder / "base", "mixtral", dtype=torch.bfloat16)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in bundled_segments()[:200])
+    (folder / "corpus.jsonl").write_text(lines)
+    run("keygen", "--model", "base", "-o", "owner.key", "--id", "2", "--pool", "all", cwd=folder, check=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def marked(made):
+    done = run("embed", "base", "--key", "owner.key", "-o", "out", "--corpus", "corpus.jsonl", "--json", *QUICK, cwd=made)
+    assert done.returncode in (0, 1), done.stderr
+    return json.loads(done.stdout)
+
+
+def test_json_follows_the_schema(marked):
+    jsonschema.validate(marked, SCHEMA)
+    assert marked["scan"]["tried"] > 10_000
+
+
+def test_the_released_folder_has_no_trace_of_the_mark(made, marked):
+    base, out = ({p.name for p in (made / name).iterdir()} for name in ("base", "out"))
+    assert base == out
+    for name in base - {"model.safetensors"}:
+        assert (made / "base" / name).read_bytes() == (made / "out" / name).read_bytes()
+    before, after = (load_file(made / name / "model.safetensors") for name in ("base", "out"))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert len(changed) == marked["changed_tensors"] > 0
+    assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
+    assert not list(made.glob(".out*"))  # no work folder is left
+    load_model(made / "out")
+
+
+def test_report_and_amended_key_stay_with_the_owner(made, marked):
+    report = made / "owner.key.out.check.json"
+    assert stat.S_IMODE(report.stat().st_mode) == 0o600
+    assert json.loads(report.read_text()) == marked
+    shown = json.loads(run("key", "show", "owner.key", "--json", cwd=made, check=0).stdout)
+    assert set(shown["attachments"]) == {"probes.json", "profiles.npz", "sketches.npz"}
+
+
+def test_delta_and_apply_give_the_same_folder(made, marked):
+    done = run(
+        "embed", "base", "--key", "owner.key", "-o", "delta.safetensors", "--corpus", "corpus.jsonl", "--delta",
+        *QUICK, cwd=made,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    run("apply", "base", "delta.safetensors", "-o", "rebuilt", cwd=made, check=0)
+    for path in (made / "out").iterdir():
+        assert path.read_bytes() == (made / "rebuilt" / path.name).read_bytes()
+
+
+def test_refusals_are_one_line_and_change_nothing(made, tmp_path):
+    def refuse(*arguments, match):
+        done = run(*arguments, cwd=made, check=2)
+        assert match in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert not (tmp_path / "new").exists()
+
+    options = ["--corpus", "corpus.jsonl", *QUICK]
+    new = ["-o", tmp_path / "new", *options]
+    (tmp_path / "there").mkdir()
+    refuse("embed", "base", "--key", "owner.key", "-o", tmp_path / "there", *options, match="already exists")
+    save_family(tmp_path / "olmoe", "olmoe")
+    refuse("embed", tmp_path / "olmoe", "--key", "owner.key", *new, match="another model")
+    refuse("embed", "base", "--key", "owner.key", *new, "--margin", "2", "--rho", "0.5", match="either")
+    refuse("embed", "base", "--key", "owner.key", *new, "--rho", "1.5", match="between 0 and 1")
+    (tmp_path / "few.txt").write_text("One line.\n")
+    refuse(
+        "embed", "base", "--key", "owner.key", "-o", tmp_path / "new", "--corpus", tmp_path / "few.txt", *QUICK,
+        match="larger --corpus",
+    )  # fmt: skip
+    shutil.copytree(made / "base", tmp_path / "nan")
+    tensors = load_file(tmp_path / "nan" / "model.safetensors")
+    tensors["lm_head.weight"][0, 0] = float("nan")
+    save_file(tensors, tmp_path / "nan" / "model.safetensors", metadata={"format": "pt"})
+    done = run("embed", tmp_path / "nan", "--key", "owner.key", *new, cwd=made, check=2)
+    assert "NaN or inf" in done.stderr.strip().splitlines()[-1]
+    assert not (tmp_path / "new").exists()
+    run("apply", "base", "owner.key", "-o", tmp_path / "new", cwd=made, check=2)
+
+
+@pytest.mark.slow
+def test_kill_at_ten_random_moments_and_resume(made, tmp_path):
+    """The weights after ten kill -9 equal those of an unbroken run, and OUT is never half there."""
+    import random
+
+    rng = random.Random(0)
+    options = ["--corpus", "corpus.jsonl", "--steps", "60", "--texts", "24", "--n-probes", "8", "--seq-len", "32"]
+    for name in ("whole.key", "broken.key"):
+        shutil.copy(made / "owner.key", made / name)
+    started = time.monotonic()
+    run("embed", "base", "--key", "whole.key", "-o", tmp_path / "whole", *options, cwd=made)
+    duration = time.monotonic() - started
+    environment = {**os.environ, "PATHMARK_PASSPHRASE": "open sesame", "OMP_NUM_THREADS": "1"}
+    kills = 0
+    while kills < 10 and not (tmp_path / "broken").exists():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pathmark.cli.main", "embed", "base", "--key", "broken.key", "-o",
+             str(tmp_path / "broken"), "--resume", *options],
+            cwd=made, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        time.sleep(rng.uniform(0.3, 1.0) * duration)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+        assert not (tmp_path / "broken").exists() or is_whole(tmp_path / "broken")
+    assert kills >= 3
+    if not (tmp_path / "broken").exists():
+        done = run("embed", "base", "--key", "broken.key", "-o", tmp_path / "broken", "--resume", *options, cwd=made)
+        assert done.returncode in (0, 1), done.stderr
+    whole, broken = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken"))
+    assert all(torch.equal(whole[name], broken[name]) for name in whole)
+
+
+def is_whole(folder: Path) -> bool:
+    load_model(folder)
+    return True
