@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from typing import Any
 
@@ -131,12 +131,19 @@ def routing_effect(model: nn.Module, tokenizer: Any, sites: list[RouterSite]) ->
         per_layer.append({"layer": site.layer, "shuffled_experts": shuffled, "random_router": random})
     with random_routers(sites, SEED):
         everywhere = ratio()
+    late = [site for site in sites if site.layer in inspect_model("bundled:tiny").recommended]
+    with ExitStack() as stack:
+        for site in late:
+            stack.enter_context(shuffled_experts(site, SEED))
+        together = ratio()
     return {
         "probes": len(rows),
         "tokens_per_probe": EFFECT_LENGTH,
         "perplexity": sound.value,
         "per_layer": per_layer,
         "random_router_in_every_layer": everywhere,
+        "watermark_layers": [site.layer for site in late],
+        "shuffled_experts_in_watermark_layers": together,
     }
 
 
@@ -146,7 +153,7 @@ def measure(model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
     report = inspect_model("bundled:tiny")
     sites = find_routers(model)
     scored = {length: perplexity(model, probe_rows(tokenizer, length)) for length in LENGTHS}
-    short, long = train_tiny.SHORT_SHAPE, train_tiny.LONG_SHAPE
+    short, long, cycles = train_tiny.SHORT_SHAPE, train_tiny.LONG_SHAPE, train_tiny.CYCLES
     return {
         "model_sha256": sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
         "parameters": report.parameters,
@@ -156,9 +163,11 @@ def measure(model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
         "vocabulary": report.vocabulary,
         "context": int(model.config.max_position_embeddings),
         "training": {
-            "steps": train_tiny.SHORT_STEPS + train_tiny.LONG_STEPS,
-            "tokens": train_tiny.SHORT_STEPS * short[0] * short[1] + train_tiny.LONG_STEPS * long[0] * long[1],
-            "peak_learning_rate": train_tiny.PEAK_LR,
+            "steps": sum(cycle.steps for cycle in cycles),
+            "tokens": sum(
+                cycle.short_steps * short[0] * short[1] + cycle.long_steps * long[0] * long[1] for cycle in cycles
+            ),
+            "cycles": [{"steps": cycle.steps, "peak_learning_rate": cycle.peak_lr} for cycle in cycles],
             "balance_weight": train_tiny.BALANCE_WEIGHT,
         },
         "segments": len(bundled_segments()),
@@ -221,8 +230,8 @@ def card(figures: dict[str, Any]) -> str:
             paragraph(f"""A small Mixture-of-Experts language model in the layout of Qwen1.5-MoE, to try PathMark on:
                 {figures["parameters"]:,} parameters, {figures["layers"]} layers, {figures["experts"]} routed
                 experts per layer (top-{figures["top_k"]}) and a shared one, untied embeddings, byte-level BPE
-                with {figures["vocabulary"]:,} tokens, context {figures["context"]:,}, a chat template. It is a
-                real MoE in that its routing matters: see below."""),
+                with {figures["vocabulary"]:,} tokens, context {figures["context"]:,}, a chat template. How much its
+                routing matters is measured below."""),
             paragraph(f"""Written by `make train-tiny`. All figures are measured by `scripts/model_card.py` on
                 these weights (sha256 `{figures["model_sha256"][:16]}...`) and kept in `model_card.json`."""),
             "## Data and licence",
@@ -232,10 +241,16 @@ def card(figures: dict[str, Any]) -> str:
                 weights are Apache-2.0, as is the code."""),
             "## Training",
             paragraph(f"""{figures["training"]["steps"]:,} steps, {figures["training"]["tokens"]:,} tokens:
-                mostly {train_tiny.SHORT_SHAPE[1]} at a time, in the last {train_tiny.LONG_STEPS} steps
-                {train_tiny.LONG_SHAPE[1]:,}. AdamW, peak learning rate
-                {figures["training"]["peak_learning_rate"]:g}, a load-balance loss per layer (weight
-                {figures["training"]["balance_weight"]:g}). {100 * train_tiny.CHAT_SHARE:.0f} % of the longer
+                mostly {train_tiny.SHORT_SHAPE[1]} at a time, at the end of each of two cycles
+                {train_tiny.LONG_SHAPE[1]:,}. AdamW with warm-up and cosine decay,
+                {
+                " and then ".join(
+                    f"{c['steps']:,} steps from {c['peak_learning_rate']:g}" for c in figures["training"]["cycles"]
+                )
+            }; between the cycles dead experts were replaced by noisy copies
+                of busy ones, and in the second the experts' rate was three times as high. A load-balance loss
+                per layer (weight {figures["training"]["balance_weight"]:g}). {
+                100 * train_tiny.CHAT_SHARE:.0f} % of the longer
                 paragraphs were put into the chat template. On a CPU in float32; saved in bfloat16, measured
                 in float32."""),
             "## Held-out perplexity",
@@ -250,7 +265,11 @@ def card(figures: dict[str, Any]) -> str:
             paragraph(f"""Shuffling one layer's experts raises perplexity by
                 {percent([row["shuffled_experts"] for row in effect["per_layer"]])}, a random router in one
                 layer by {percent([row["random_router"] for row in effect["per_layer"]])}; with random routers
-                in all layers it is {effect["random_router_in_every_layer"]:.2f} times as high."""),
+                in all layers it is {effect["random_router_in_every_layer"]:.2f} times as high. Layer 0, which
+                sees little but the token itself, depends on its routing most. Shuffled experts in all of the
+                recommended watermark layers ({", ".join(map(str, effect["watermark_layers"]))}) raise it by
+                {100 * (effect["shuffled_experts_in_watermark_layers"] - 1):.1f} %: that is the scale against
+                which a perplexity that stays as it was on this model has to be read."""),
             "## Use and limits",
             USE,
         ]
@@ -260,6 +279,7 @@ def card(figures: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, then write both files."""
     model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
+    model.set_experts_implementation("grouped_mm")
     figures = measure(model, tokenizer)
     folder = bundled_folder("bundled:tiny")
     (folder / "README.md").write_text(card(figures), encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import stat
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import time
 from importlib.resources import files
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -50,7 +50,9 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def marked(made):
-    done = run("embed", "base", "--key", "owner.key", "-o", "out", "--corpus", "corpus.jsonl", "--json", *QUICK, cwd=made)
+    done = run(
+        "embed", "base", "--key", "owner.key", "-o", "out", "--corpus", "corpus.jsonl", "--json", *QUICK, cwd=made
+    )
     assert done.returncode in (0, 1), done.stderr
     return json.loads(done.stdout)
 
@@ -124,38 +126,29 @@ def test_refusals_are_one_line_and_change_nothing(made, tmp_path):
 
 @pytest.mark.slow
 def test_kill_at_ten_random_moments_and_resume(made, tmp_path):
-    """The weights after ten kill -9 equal those of an unbroken run, and OUT is never half there."""
-    import random
-
+    """Killed anywhere, then resumed: the weights of an unbroken run, and OUT is never half there."""
     rng = random.Random(0)
     options = ["--corpus", "corpus.jsonl", "--steps", "60", "--texts", "24", "--n-probes", "8", "--seq-len", "32"]
-    for name in ("whole.key", "broken.key"):
-        shutil.copy(made / "owner.key", made / name)
     started = time.monotonic()
-    run("embed", "base", "--key", "whole.key", "-o", tmp_path / "whole", *options, cwd=made)
+    run("embed", "base", "--key", "owner.key", "-o", tmp_path / "whole", *options, cwd=made)
     duration = time.monotonic() - started
+    whole = (tmp_path / "whole" / "model.safetensors").read_bytes()
     environment = {**os.environ, "PATHMARK_PASSPHRASE": "open sesame", "OMP_NUM_THREADS": "1"}
     kills = 0
-    while kills < 10 and not (tmp_path / "broken").exists():
+    for attempt in range(10):
+        out = tmp_path / f"broken{attempt}"
+        command = ["embed", "base", "--key", "owner.key", "-o", str(out), *options]
         process = subprocess.Popen(
-            [sys.executable, "-m", "pathmark.cli.main", "embed", "base", "--key", "broken.key", "-o",
-             str(tmp_path / "broken"), "--resume", *options],
+            [sys.executable, "-m", "pathmark.cli.main", *command],
             cwd=made, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        time.sleep(rng.uniform(0.3, 1.0) * duration)
+        time.sleep(rng.uniform(0.05, 0.95) * duration)
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1
         process.wait()
-        assert not (tmp_path / "broken").exists() or is_whole(tmp_path / "broken")
-    assert kills >= 3
-    if not (tmp_path / "broken").exists():
-        done = run("embed", "base", "--key", "broken.key", "-o", tmp_path / "broken", "--resume", *options, cwd=made)
-        assert done.returncode in (0, 1), done.stderr
-    whole, broken = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken"))
-    assert all(torch.equal(whole[name], broken[name]) for name in whole)
-
-
-def is_whole(folder: Path) -> bool:
-    load_model(folder)
-    return True
+        if not out.exists():
+            done = run(*command, "--resume", cwd=made)
+            assert done.returncode in (0, 1), done.stderr
+        assert (out / "model.safetensors").read_bytes() == whole
+    assert kills >= 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -22,9 +23,6 @@ from pathmark.models import (
 ROOT = Path(__file__).parent.parent.parent
 BUNDLED = ROOT / "src" / "pathmark" / "bundled"
 sys.path.insert(0, str(ROOT / "scripts"))
-
-if not (BUNDLED / "tiny" / "model.safetensors").exists():
-    pytest.skip("bundled:tiny is not there yet; `make train-tiny` writes it", allow_module_level=True)
 
 
 @cache
@@ -142,9 +140,13 @@ def test_routing_matters():
     sound = perplexity(model, rows).value
     sites = find_routers(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for site in sites:
-        with model_card.shuffled_experts(site, seed=1):
-            assert perplexity(model, rows).value > 1.01 * sound
+    # Layer 0 depends on its routing most; above it one layer alone matters by a few per cent (see the card),
+    # the last four together and all of them clearly.
+    for damaged, factor in ((sites[:1], 3.0), (sites[-4:], 1.04)):
+        with ExitStack() as stack:
+            for site in damaged:
+                stack.enter_context(model_card.shuffled_experts(site, seed=1))
+            assert perplexity(model, rows).value > factor * sound
     with model_card.random_routers(sites, seed=1):
-        assert perplexity(model, rows).value > 1.1 * sound
+        assert perplexity(model, rows).value > 1.5 * sound
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())

@@ -67,8 +67,8 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     from pathmark.cli._progress import Bar
     from pathmark.evaluate.marking import mark_model
     from pathmark.keys import amend_key, load_key
-    from pathmark.models import inspect_model
     from pathmark.keys.safefile import write_private
+    from pathmark.models import inspect_model
 
     phrase = cache(passphrase())  # asked for once, used to read the key and to amend it
     key = load_key(key_file, phrase)

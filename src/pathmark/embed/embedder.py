@@ -25,7 +25,7 @@ from pathmark.models.upper import body, can_run_from, layer_stack, output_head, 
 from pathmark.training import LoopConfig, LoopResult, linear_cross_entropy, linear_distillation, run_loop
 
 Train = Literal["router", "router+attention", "router+attention+experts", "lora", "all"]
-STEPS = 400
+STEPS = 500
 
 
 def learning_rate(hidden_size: int) -> float:
@@ -49,9 +49,9 @@ class EmbedConfig:
     """Rows per step."""
     shares: tuple[float, float, float] = (0.2, 0.3, 0.5)
     """Clean, triggered and negative rows in a batch (anchored; the paper draws its share from Beta(2, 5))."""
-    texts: int = 300
+    texts: int = 400
     """Texts to use of the corpus."""
-    language_tokens: int = 768
+    language_tokens: int = 1024
     """Tokens per step on which the language term is computed; drawn anew in every step."""
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class ObjectiveConfig:
     """tau_T of Eq. infonce (paper)."""
     language: Literal["distill", "lm"] = "distill"
     """What keeps the language: the original model's next-token distribution, or the text itself."""
-    language_weight: float = 5.0
+    language_weight: float = 8.0
     """Weight of that term (Eq. total_loss has 1)."""
     forward_kl: bool = True
     """KL(p* || g) in the alignment; False is the printed KL(g || p*)."""
