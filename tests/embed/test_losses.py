@@ -110,7 +110,7 @@ def test_route_loss_uses_each_watermark_s_own_tokens_and_layers():
     marked = torch.full((3, 4), -1)
     marked[1, 2:], marked[2, 1:] = 0, 1
     free = marked < 0
-    config = ObjectiveConfig(margin=2.0)
+    config = ObjectiveConfig(margin=2.0, forward_kl=False)
     terms = route_loss(routing, natural, paths, marked, free, config)
     by_hand = [
         align_loss(

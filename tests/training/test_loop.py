@@ -35,7 +35,7 @@ CONFIG = LoopConfig(steps=60, lr=0.05, checkpoint_every=7, check_every=10)
 
 def test_it_minimises():
     parameters = problem()
-    first = float(make_loss(parameters)(0, torch.Generator().manual_seed(0))["loss"])
+    first = float(make_loss(parameters)(0, torch.Generator().manual_seed(0))["loss"].detach())
     result = run_loop(parameters, make_loss(parameters), CONFIG)
     assert result.steps == 60
     assert result.losses["loss"] < first / 5
