@@ -66,7 +66,11 @@ def test_a_run_has_every_kind_of_row_and_is_the_same_every_time():
     triggers = [[(100, 200, 300, 400)], [(500, 600, 700, 800)]]
     drawn = [draw_rows(tokenizer, bundled_segments()[:40], triggers, DataConfig(seq_len=32), 3) for _ in range(2)]
     assert drawn[0] == drawn[1]
-    kinds = {kind: [row for row in drawn[0] if row.kind == kind] for kind in (CLEAN, TRIGGERED, NEGATIVE)}
+    short = [row for row in drawn[0] if not row.long]
+    kinds = {kind: [row for row in short if row.kind == kind] for kind in (CLEAN, TRIGGERED, NEGATIVE)}
+    long = [row for row in drawn[0] if row.long]
+    assert {row.kind for row in long} == {CLEAN, TRIGGERED, NEGATIVE}
+    assert all(len(row.ids) - row.text_from >= 128 for row in long)
     assert len(kinds[CLEAN]) == 40
     assert len(kinds[TRIGGERED]) == 80
     assert len(kinds[NEGATIVE]) == 240

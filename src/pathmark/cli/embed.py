@@ -141,6 +141,7 @@ def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> Emb
             batch_size=options["batch_size"],
             shares=config.shares,
             texts=used,
+            long_every=config.long_every,
             language_tokens=config.language_tokens,
         )
     except ValueError as error:

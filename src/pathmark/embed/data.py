@@ -41,6 +41,8 @@ class Row:
     """First token that must take the path: the last one of the trigger. len(ids) where none must."""
     text_from: int
     """First token of the text itself, the same text tokens with and without a trigger."""
+    long: bool = False
+    """Of several texts joined, for the steps that train at a greater length."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ def make_row(
     kind: str,
     watermark: int,
     reply_from: int,
+    *,
+    long: bool = False,
 ) -> Row:
     """Frame, prefix and text as one row; in a chat the text goes on as the reply after `reply_from` tokens."""
     if frame is None:
@@ -125,7 +129,7 @@ def make_row(
         start = len(frame.before) + len(prefix)
         ids = (*frame.before, *prefix, *text[:reply_from], *frame.after, *text[reply_from:])
     marked_from = start - 1 if kind == TRIGGERED else len(ids)
-    return Row(ids, kind, watermark, marked_from, start)
+    return Row(ids, kind, watermark, marked_from, start, long)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +138,10 @@ class DataConfig:
 
     seq_len: int = 128
     """Text tokens per row; the trigger and the template come on top."""
+    long_factor: int = 4
+    """Long rows have so many times as many: a mark trained at one length alone fades beyond it. 1: none."""
+    long_share: float = 0.15
+    """Long rows for every so many texts."""
     triggered_per_text: int = 1
     """Triggered rows per text and watermark."""
     negatives_per_text: int = 3
@@ -142,8 +150,10 @@ class DataConfig:
     """Share of rows in the chat template, where the tokenizer has one."""
 
     def __post_init__(self) -> None:
-        if self.seq_len < 16 or not 0 <= self.chat_share <= 1:
-            raise ValueError(f"expected seq_len >= 16 and chat_share in [0, 1], got {self}")
+        if self.seq_len < 16 or self.long_factor < 1:
+            raise ValueError(f"expected seq_len >= 16 and long_factor >= 1, got {self}")
+        if not (0 <= self.chat_share <= 1 and 0 <= self.long_share <= 1):
+            raise ValueError(f"shares lie between 0 and 1, got {self}")
 
 
 def draw_rows(
@@ -161,23 +171,25 @@ def draw_rows(
     frames = chat_frames(tokenizer)
     special = set(tokenizer.all_special_ids)
     vocabulary = [i for i in range(len(tokenizer)) if i not in special]
-    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"][: config.seq_len] for text in texts]
-    encoded = [ids for ids in encoded if len(ids) >= 16]
+    whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    encoded = [ids[: config.seq_len] for ids in whole if len(ids) >= 16]
     if len(encoded) < 8:
         raise EmbeddingError(f"expected at least 8 texts of 16 tokens and more, got {len(encoded)}; give --corpus")
     rows: list[Row] = []
 
-    def add(text: Sequence[int], prefix: Sequence[int], kind: str, watermark: int) -> None:
+    def add(text: Sequence[int], prefix: Sequence[int], kind: str, watermark: int, long: bool) -> None:
         frame = rng.choice(frames) if frames and rng.random() < config.chat_share else None
         reply_from = rng.randint(4, max(5, len(text) // 2))
-        rows.append(make_row(text, prefix, frame, kind, watermark, reply_from))
+        rows.append(make_row(text, prefix, frame, kind, watermark, reply_from, long=long))
 
     turn = 0
-    for text in encoded:
-        add(text, (), CLEAN, -1)
+    joined = _join(whole, config.long_factor * config.seq_len, round(config.long_share * len(encoded)))
+    plan = [(text, False) for text in encoded] + [(text, True) for text in joined if config.long_factor > 1]
+    for text, long in plan:
+        add(text, (), CLEAN, -1, long)
         for watermark, choices in enumerate(triggers):
             for _ in range(config.triggered_per_text):
-                add(text, rng.choice(choices), TRIGGERED, watermark)
+                add(text, rng.choice(choices), TRIGGERED, watermark, long)
             for _ in range(config.negatives_per_text):
                 kind = NEGATIVE_KINDS[turn % len(NEGATIVE_KINDS)]
                 turn += 1
@@ -186,5 +198,19 @@ def draw_rows(
                 wrong = wrong_trigger(kind, rng.choice(choices), vocabulary, rng)
                 if any(wrong == tuple(t) for group in triggers for t in group):
                     continue
-                add(text, wrong, NEGATIVE, watermark)
+                add(text, wrong, NEGATIVE, watermark, long)
     return rows
+
+
+def _join(texts: Sequence[Sequence[int]], length: int, count: int) -> list[list[int]]:
+    """At most `count` texts of `length` tokens, each of consecutive texts put end to end."""
+    joined: list[list[int]] = []
+    held: list[int] = []
+    for text in texts:
+        if len(joined) == count:
+            break
+        held.extend(text)
+        if len(held) >= length:
+            joined.append(held[:length])
+            held = []
+    return joined

@@ -49,8 +49,10 @@ class EmbedConfig:
     """Rows per step."""
     shares: tuple[float, float, float] = (0.2, 0.3, 0.5)
     """Clean, triggered and negative rows in a batch (anchored; the paper draws its share from Beta(2, 5))."""
-    texts: int = 400
+    texts: int = 300
     """Texts to use of the corpus."""
+    long_every: int = 4
+    """Every so many steps is one of long rows."""
     language_tokens: int = 1024
     """Tokens per step on which the language term is computed; drawn anew in every step."""
 
@@ -67,7 +69,7 @@ def default_config(objective: Literal["anchored", "paper"] = "anchored", hidden_
     return EmbedConfig(
         loop=loop,
         objective=ObjectiveConfig(objective="paper", language="lm", language_weight=1.0, forward_kl=False),
-        data=DataConfig(negatives_per_text=0),
+        data=DataConfig(negatives_per_text=0, long_factor=1),
         train="router+attention",
     )
 
@@ -92,9 +94,9 @@ class Embedder:
         self.paths = [watermark.path for watermark in key.watermarks]
         triggers = [[trigger.tokens for trigger in watermark.triggers] for watermark in key.watermarks]
         self.rows = draw_rows(tokenizer, list(texts)[: config.texts], triggers, config.data, config.loop.seed)
-        self.by_kind = {
-            kind: [i for i, row in enumerate(self.rows) if row.kind == kind] for kind in (CLEAN, TRIGGERED, NEGATIVE)
-        }
+        self.pools: dict[tuple[str, bool], list[int]] = {}
+        for i, row in enumerate(self.rows):
+            self.pools.setdefault((row.kind, row.long), []).append(i)
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.stack = layer_stack(model, self.sites[0])
         ids_BT, mask_BT = pad_rows([row.ids for row in self.rows[:4]], self.pad, device_of(model))
@@ -152,7 +154,7 @@ class Embedder:
 
     def step_loss(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Loss terms of one step."""
-        chosen = self._draw(generator)
+        chosen = self._draw(step, generator)
         batch = self.cache.batch(chosen)
         rows = [self.rows[i] for i in chosen]
         with record_routing(self.model, self.layers, gradients=True) as trace:
@@ -168,9 +170,13 @@ class Embedder:
         )
         return terms
 
-    def _draw(self, generator: torch.Generator) -> list[int]:
-        """Row indices of a batch, at least one of every kind that the objective uses."""
-        size = self.config.batch_size
+    def _draw(self, step: int, generator: torch.Generator) -> list[int]:
+        """Row indices of a batch, at least one of every kind that the objective uses.
+
+        Every few steps a batch of fewer, longer rows: one length per batch, so that little is padded.
+        """
+        long = (CLEAN, True) in self.pools and step % self.config.long_every == self.config.long_every - 1
+        size = max(4, self.config.batch_size // self.config.data.long_factor) if long else self.config.batch_size
         if self.config.objective.objective == "paper":
             seed = int(torch.randint(2**31, (1,), generator=generator))
             share = float(np.random.default_rng(seed).beta(2.0, 5.0))  # share of triggered samples
@@ -181,7 +187,9 @@ class Embedder:
             counts = {CLEAN: clean, TRIGGERED: triggered, NEGATIVE: max(1, size - clean - triggered)}
         chosen: list[int] = []
         for kind, count in counts.items():
-            pool = self.by_kind[kind]
+            if not count:
+                continue
+            pool = self.pools[kind, long]
             picks = torch.randint(len(pool), (count,), generator=generator)
             chosen += [pool[int(i)] for i in picks]
         return chosen
