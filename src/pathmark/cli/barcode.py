@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from pathmark.keys import OwnerKey
+from pathmark.cli._keys import open_key
 
 EXAMPLES = """\b
 Examples:
@@ -51,7 +49,7 @@ def _draw(key_file: Path, number: int, output: Path, as_json: bool) -> None:
     from pathmark.errors import CapacityError
     from pathmark.report.barcode import write_barcode
 
-    key = _open(key_file)
+    key = open_key(key_file)
     if number >= len(key.watermarks):
         raise CapacityError(f"expected a watermark below {len(key.watermarks)}, got {number}")
     watermark = key.watermarks[number]
@@ -76,7 +74,7 @@ def _read(image: Path, key_file: Path | None, as_json: bool) -> None:
     path = read_barcode(image)
     owners = None
     if key_file is not None:
-        owners = [mark.index for mark in _open(key_file).watermarks if mark.group_indices == path]
+        owners = [mark.index for mark in open_key(key_file).watermarks if mark.group_indices == path]
     if as_json:
         click.echo(json.dumps({"path": list(path), "watermarks": owners}))
     else:
@@ -86,24 +84,6 @@ def _read(image: Path, key_file: Path | None, as_json: bool) -> None:
             click.echo(f"watermark {names} of this key" if owners else "none of this key's watermarks")
     if owners == []:
         raise SystemExit(1)
-
-
-def _open(key_file: Path) -> OwnerKey:
-    from pathmark.keys import load_key
-
-    return load_key(key_file, _passphrase)
-
-
-def _passphrase() -> str:
-    import os
-    import sys
-
-    from pathmark.keys.keyfile import passphrase_from_environment
-
-    if os.environ.get("PATHMARK_PASSPHRASE") or not sys.stdin.isatty():
-        return passphrase_from_environment()
-    answer: str = click.prompt("Passphrase", hide_input=True, err=True)
-    return answer
 
 
 def _words(path: tuple[int, ...]) -> str:
