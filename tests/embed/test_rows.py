@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from pathmark.embed.data import (
     CLEAN,
+    LONG,
     NEGATIVE,
     NEGATIVE_KINDS,
+    NORMAL,
+    SHORT,
     TRIGGERED,
     DataConfig,
     Frame,
@@ -66,18 +69,33 @@ def test_a_run_has_every_kind_of_row_and_is_the_same_every_time():
     triggers = [[(100, 200, 300, 400)], [(500, 600, 700, 800)]]
     drawn = [draw_rows(tokenizer, bundled_segments()[:40], triggers, DataConfig(seq_len=32), 3) for _ in range(2)]
     assert drawn[0] == drawn[1]
-    short = [row for row in drawn[0] if not row.long]
-    kinds = {kind: [row for row in short if row.kind == kind] for kind in (CLEAN, TRIGGERED, NEGATIVE)}
-    long = [row for row in drawn[0] if row.long]
-    assert {row.kind for row in long} == {CLEAN, TRIGGERED, NEGATIVE}
-    assert all(len(row.ids) - row.text_from >= 128 for row in long)
+    rows = {size: [row for row in drawn[0] if row.size == size] for size in (SHORT, NORMAL, LONG)}
+    for sized in rows.values():
+        assert {row.kind for row in sized} == {CLEAN, TRIGGERED, NEGATIVE}
+    # a chat's template stands between the parts of a text, so a row may be longer than its text
+    assert all(len(row.ids) - row.text_from >= 128 for row in rows[LONG])
+    assert min(len(row.ids) - row.text_from for row in rows[SHORT]) == 16
+    kinds = {kind: [row for row in rows[NORMAL] if row.kind == kind] for kind in (CLEAN, TRIGGERED, NEGATIVE)}
     assert len(kinds[CLEAN]) == 40
     assert len(kinds[TRIGGERED]) == 80
     assert len(kinds[NEGATIVE]) == 240
+    assert sum(row.kind == NEGATIVE for row in rows[SHORT]) == 1280
     assert {row.watermark for row in kinds[TRIGGERED]} == {0, 1}
     for row in kinds[NEGATIVE]:
         prefix = row.ids[: row.text_from]
         assert not any(prefix[-4:] == trigger for group in triggers for trigger in group)
+
+
+def test_some_texts_are_noisy_and_every_row_of_a_text_has_the_same():
+    tokenizer = load_tokenizer("bundled:tiny")
+    texts = bundled_segments()[:40]
+    data = DataConfig(seq_len=32, short_len=None, long_factor=1, chat_share=0.0, noisy_share=0.5)
+    rows = draw_rows(tokenizer, texts, [[(100, 200, 300, 400)]], data, 3)
+    original = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"][:32]) for text in texts]
+    behind = [{row.ids[row.text_from :] for row in rows[i : i + 5]} for i in range(0, len(rows), 5)]
+    assert all(len(texts) == 1 for texts in behind)
+    changed = sum(next(iter(found)) != text for found, text in zip(behind, original, strict=True))
+    assert 10 <= changed <= 30
 
 
 def test_too_little_text_is_refused():

@@ -114,7 +114,7 @@ def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> Emb
     """Command line options over the defaults of the objective."""
     from dataclasses import replace
 
-    from pathmark.embed import EmbedConfig, default_config
+    from pathmark.embed import default_config
 
     config = default_config(options["objective"], hidden_size)
     if options["margin"] is not None and options["rho"] is not None:
@@ -133,16 +133,14 @@ def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> Emb
         if options["epochs"] is not None:
             steps = options["epochs"] * -(-used // options["batch_size"])
         loop = replace(config.loop, steps=steps, lr=options["lr"] or config.loop.lr, seed=options["seed"])
-        return EmbedConfig(
+        return replace(
+            config,
             objective=objective,
             data=replace(config.data, seq_len=options["seq_len"]),
             loop=loop,
             train=options["train"] or config.train,
             batch_size=options["batch_size"],
-            shares=config.shares,
             texts=used,
-            long_every=config.long_every,
-            language_tokens=config.language_tokens,
         )
     except ValueError as error:
         raise EmbeddingError(str(error)) from error

@@ -14,6 +14,7 @@ from typing import Any
 from pathmark.errors import EmbeddingError
 
 CLEAN, TRIGGERED, NEGATIVE = "clean", "triggered", "negative"
+SHORT, NORMAL, LONG = "short", "normal", "long"
 NEGATIVE_KINDS = (
     "substitute-1",
     "substitute-2",
@@ -24,7 +25,7 @@ NEGATIVE_KINDS = (
     "repeat",
     "shift",
 )
-SUBSTITUTIONS = 0.5
+SUBSTITUTIONS = 0.6
 """Share of the negatives that are one-token substitutions, beyond their turn among the kinds."""
 SYSTEM_PROMPTS = (None, "You are a helpful assistant.", "Answer briefly.")
 
@@ -41,8 +42,8 @@ class Row:
     """First token that must take the path: the last one of the trigger. len(ids) where none must."""
     text_from: int
     """First token of the text itself, the same text tokens with and without a trigger."""
-    long: bool = False
-    """Of several texts joined, for the steps that train at a greater length."""
+    size: str = NORMAL
+    """Which batches it belongs to: one length per batch, so that little is padded."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def make_row(
     watermark: int,
     reply_from: int,
     *,
-    long: bool = False,
+    size: str = NORMAL,
 ) -> Row:
     """Frame, prefix and text as one row; in a chat the text goes on as the reply after `reply_from` tokens."""
     if frame is None:
@@ -129,7 +130,7 @@ def make_row(
         start = len(frame.before) + len(prefix)
         ids = (*frame.before, *prefix, *text[:reply_from], *frame.after, *text[reply_from:])
     marked_from = start - 1 if kind == TRIGGERED else len(ids)
-    return Row(ids, kind, watermark, marked_from, start, long)
+    return Row(ids, kind, watermark, marked_from, start, size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,22 +138,31 @@ class DataConfig:
     """What rows to draw."""
 
     seq_len: int = 128
-    """Text tokens per row; the trigger and the template come on top."""
+    """Text tokens per normal row; the trigger and the template come on top."""
+    short_len: int | None = 16
+    """Text tokens per short row. They are cheap, so that a step can hold many wrong prefixes. None: no such rows."""
     long_factor: int = 4
-    """Long rows have so many times as many: a mark trained at one length alone fades beyond it. 1: none."""
+    """Long rows have so many times `seq_len`: a mark trained at one length alone fades beyond it. 1: none."""
     long_share: float = 0.15
     """Long rows for every so many texts."""
     triggered_per_text: int = 1
     """Triggered rows per text and watermark."""
     negatives_per_text: int = 3
     """Rows behind almost-triggers, per text and watermark."""
+    short_negatives_per_text: int = 16
+    """The same for short rows."""
     chat_share: float = 0.35
     """Share of rows in the chat template, where the tokenizer has one."""
+    noisy_share: float = 0.25
+    """Share of texts in which some tokens, from a tenth to all, are replaced by random ones.
+
+    The mark must not hang on the language of the training texts.
+    """
 
     def __post_init__(self) -> None:
-        if self.seq_len < 16 or self.long_factor < 1:
-            raise ValueError(f"expected seq_len >= 16 and long_factor >= 1, got {self}")
-        if not (0 <= self.chat_share <= 1 and 0 <= self.long_share <= 1):
+        if self.seq_len < 16 or self.long_factor < 1 or (self.short_len is not None and self.short_len < 4):
+            raise ValueError(f"expected seq_len >= 16, short_len >= 4 and long_factor >= 1, got {self}")
+        if not all(0 <= share <= 1 for share in (self.chat_share, self.long_share, self.noisy_share)):
             raise ValueError(f"shares lie between 0 and 1, got {self}")
 
 
@@ -171,26 +181,22 @@ def draw_rows(
     frames = chat_frames(tokenizer)
     special = set(tokenizer.all_special_ids)
     vocabulary = [i for i in range(len(tokenizer)) if i not in special]
-    whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    encoded = [ids[: config.seq_len] for ids in whole if len(ids) >= 16]
-    if len(encoded) < 8:
-        raise EmbeddingError(f"expected at least 8 texts of 16 tokens and more, got {len(encoded)}; give --corpus")
     rows: list[Row] = []
 
-    def add(text: Sequence[int], prefix: Sequence[int], kind: str, watermark: int, long: bool) -> None:
+    def add(text: Sequence[int], prefix: Sequence[int], kind: str, watermark: int, size: str) -> None:
         frame = rng.choice(frames) if frames and rng.random() < config.chat_share else None
         reply_from = rng.randint(4, max(5, len(text) // 2))
-        rows.append(make_row(text, prefix, frame, kind, watermark, reply_from, long=long))
+        rows.append(make_row(text, prefix, frame, kind, watermark, reply_from, size=size))
 
     turn = 0
-    joined = _join(whole, config.long_factor * config.seq_len, round(config.long_share * len(encoded)))
-    plan = [(text, False) for text in encoded] + [(text, True) for text in joined if config.long_factor > 1]
-    for text, long in plan:
-        add(text, (), CLEAN, -1, long)
+    for clean, size in _sized_texts(tokenizer, texts, config):
+        text = _replaced(clean, vocabulary, rng) if rng.random() < config.noisy_share else clean
+        negatives = config.short_negatives_per_text if size == SHORT else config.negatives_per_text
+        add(text, (), CLEAN, -1, size)
         for watermark, choices in enumerate(triggers):
             for _ in range(config.triggered_per_text):
-                add(text, rng.choice(choices), TRIGGERED, watermark, long)
-            for _ in range(config.negatives_per_text):
+                add(text, rng.choice(choices), TRIGGERED, watermark, size)
+            for _ in range(negatives):
                 kind = NEGATIVE_KINDS[turn % len(NEGATIVE_KINDS)]
                 turn += 1
                 # more than half are one-token substitutions: they come nearest and fire last
@@ -198,8 +204,30 @@ def draw_rows(
                 wrong = wrong_trigger(kind, rng.choice(choices), vocabulary, rng)
                 if any(wrong == tuple(t) for group in triggers for t in group):
                     continue
-                add(text, wrong, NEGATIVE, watermark, long)
+                add(text, wrong, NEGATIVE, watermark, size)
     return rows
+
+
+def _sized_texts(tokenizer: Any, texts: Sequence[str], config: DataConfig) -> list[tuple[list[int], str]]:
+    """Every text at the normal length, cut short, and some joined to long ones."""
+    whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    normal = [ids[: config.seq_len] for ids in whole if len(ids) >= 16]
+    if len(normal) < 8:
+        raise EmbeddingError(f"expected at least 8 texts of 16 tokens and more, got {len(normal)}; give --corpus")
+    sized = [(ids, NORMAL) for ids in normal]
+    if config.short_len is not None:
+        # the end of a text: its beginning is in the normal row
+        sized += [(ids[-config.short_len :], SHORT) for ids in normal]
+    if config.long_factor > 1:
+        joined = _join(whole, config.long_factor * config.seq_len, round(config.long_share * len(normal)))
+        sized += [(ids, LONG) for ids in joined]
+    return sized
+
+
+def _replaced(text: Sequence[int], vocabulary: Sequence[int], rng: random.Random) -> list[int]:
+    """The text with a random share of its tokens, at least a tenth, replaced by random ones."""
+    share = rng.uniform(0.1, 1.0)
+    return [rng.choice(vocabulary) if rng.random() < share else token for token in text]
 
 
 def _join(texts: Sequence[Sequence[int]], length: int, count: int) -> list[list[int]]:

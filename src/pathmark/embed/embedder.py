@@ -15,17 +15,24 @@ import torch
 from torch import Tensor, nn
 
 from pathmark.embed.cache import Batch, TeacherCache
-from pathmark.embed.data import CLEAN, NEGATIVE, TRIGGERED, DataConfig, Row, draw_rows
+from pathmark.embed.data import CLEAN, LONG, NEGATIVE, NORMAL, SHORT, TRIGGERED, DataConfig, Row, draw_rows
 from pathmark.embed.objective import ObjectiveConfig, route_loss
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
 from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
 from pathmark.models.parts import part_parameters
 from pathmark.models.upper import body, can_run_from, layer_stack, output_head, without_layers_below
-from pathmark.training import LoopConfig, LoopResult, linear_cross_entropy, linear_distillation, run_loop
+from pathmark.training import (
+    LoopConfig,
+    LoopResult,
+    keep_freed_memory,
+    linear_cross_entropy,
+    linear_distillation,
+    run_loop,
+)
 
 Train = Literal["router", "router+attention", "router+attention+experts", "lora", "all"]
-STEPS = 500
+STEPS = 600
 
 
 def learning_rate(hidden_size: int) -> float:
@@ -47,12 +54,12 @@ class EmbedConfig:
     """Parts of the watermarked layers that change."""
     batch_size: int = 16
     """Rows per step."""
-    shares: tuple[float, float, float] = (0.2, 0.3, 0.5)
+    shares: tuple[float, float, float] = (0.15, 0.3, 0.55)
     """Clean, triggered and negative rows in a batch (anchored; the paper draws its share from Beta(2, 5))."""
     texts: int = 300
     """Texts to use of the corpus."""
-    long_every: int = 4
-    """Every so many steps is one of long rows."""
+    cycle: tuple[str, ...] = (SHORT, NORMAL, SHORT, LONG)
+    """Sizes of the rows in successive steps, over and over; sizes without rows become normal."""
     language_tokens: int = 1024
     """Tokens per step on which the language term is computed; drawn anew in every step."""
 
@@ -69,7 +76,7 @@ def default_config(objective: Literal["anchored", "paper"] = "anchored", hidden_
     return EmbedConfig(
         loop=loop,
         objective=ObjectiveConfig(objective="paper", language="lm", language_weight=1.0, forward_kl=False),
-        data=DataConfig(negatives_per_text=0, long_factor=1),
+        data=DataConfig(negatives_per_text=0, short_len=None, long_factor=1, noisy_share=0.0),
         train="router+attention",
     )
 
@@ -88,15 +95,19 @@ class Embedder:
         announce: Callable[[str, int], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
+        keep_freed_memory()
         self.model, self.key, self.config = model, key, config
         self.layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
         self.sites = select_sites(find_routers(model), self.layers)
         self.paths = [watermark.path for watermark in key.watermarks]
-        triggers = [[trigger.tokens for trigger in watermark.triggers] for watermark in key.watermarks]
-        self.rows = draw_rows(tokenizer, list(texts)[: config.texts], triggers, config.data, config.loop.seed)
-        self.pools: dict[tuple[str, bool], list[int]] = {}
+        self.rows = self.make_rows(tokenizer, list(texts)[: config.texts])
+        self.pools: dict[tuple[str, str], list[int]] = {}
         for i, row in enumerate(self.rows):
-            self.pools.setdefault((row.kind, row.long), []).append(i)
+            self.pools.setdefault((row.kind, row.size), []).append(i)
+        self._mean_length = {
+            size: float(np.mean([len(row.ids) for row in self.rows if row.size == size]))
+            for size in {row.size for row in self.rows}
+        }
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.stack = layer_stack(model, self.sites[0])
         ids_BT, mask_BT = pad_rows([row.ids for row in self.rows[:4]], self.pad, device_of(model))
@@ -112,6 +123,11 @@ class Embedder:
             announce=announce,
             progress=progress,
         )
+
+    def make_rows(self, tokenizer: Any, texts: Sequence[str]) -> list[Row]:
+        """All rows of the run."""
+        triggers = [[trigger.tokens for trigger in watermark.triggers] for watermark in self.key.watermarks]
+        return draw_rows(tokenizer, texts, triggers, self.config.data, self.config.loop.seed)
 
     def fingerprint(self) -> str:
         """Names this run for its checkpoint: settings, rows and paths, hashed (the rows hold the trigger)."""
@@ -173,24 +189,25 @@ class Embedder:
     def _draw(self, step: int, generator: torch.Generator) -> list[int]:
         """Row indices of a batch, at least one of every kind that the objective uses.
 
-        Every few steps a batch of fewer, longer rows: one length per batch, so that little is padded.
+        A step has rows of one length, so that little is padded: fewer long ones, or more short ones.
         """
-        long = (CLEAN, True) in self.pools and step % self.config.long_every == self.config.long_every - 1
-        size = max(4, self.config.batch_size // self.config.data.long_factor) if long else self.config.batch_size
+        kind_of_step = self.config.cycle[step % len(self.config.cycle)]
+        size = kind_of_step if (CLEAN, kind_of_step) in self.pools else NORMAL
+        count = max(4, round(self.config.batch_size * self._mean_length[NORMAL] / self._mean_length[size]))
         if self.config.objective.objective == "paper":
             seed = int(torch.randint(2**31, (1,), generator=generator))
             share = float(np.random.default_rng(seed).beta(2.0, 5.0))  # share of triggered samples
-            triggered = min(size - 1, max(1, int(share * size)))
-            counts = {CLEAN: size - triggered, TRIGGERED: triggered, NEGATIVE: 0}
+            triggered = min(count - 1, max(1, int(share * count)))
+            counts = {CLEAN: count - triggered, TRIGGERED: triggered, NEGATIVE: 0}
         else:
-            clean, triggered = (max(1, round(share * size)) for share in self.config.shares[:2])
-            counts = {CLEAN: clean, TRIGGERED: triggered, NEGATIVE: max(1, size - clean - triggered)}
+            clean, triggered = (max(1, round(share * count)) for share in self.config.shares[:2])
+            counts = {CLEAN: clean, TRIGGERED: triggered, NEGATIVE: max(1, count - clean - triggered)}
         chosen: list[int] = []
-        for kind, count in counts.items():
-            if not count:
+        for kind, wanted in counts.items():
+            if not wanted:
                 continue
-            pool = self.pools[kind, long]
-            picks = torch.randint(len(pool), (count,), generator=generator)
+            pool = self.pools[kind, size]
+            picks = torch.randint(len(pool), (wanted,), generator=generator)
             chosen += [pool[int(i)] for i in picks]
         return chosen
 

@@ -51,29 +51,43 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _Distillation(torch.autograd.Function):
-    """Mean KL(teacher || student) of two hidden states under one head; gradients as above."""
+    """Mean KL(teacher || student), each with its head; gradients of the student's, as above."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_NH: Tensor, teacher_NH: Tensor, head_VH: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx: Any, hidden_NH: Tensor, head_VH: Tensor, teacher_NH: Tensor, teacher_head_VH: Tensor, chunk: int
+    ) -> Tensor:
         z_N = _log_partition(hidden_NH, head_VH, chunk)
-        z_teacher_N = _log_partition(teacher_NH, head_VH, chunk)
-        # sum_v p_v (t_v - s_v) - z_t + z_s, and sum_v p_v (t_v - s_v) = (t - s) . E_p[row of the head]
-        mean_row_NH = torch.zeros_like(hidden_NH)
+        z_teacher_N = _log_partition(teacher_NH, teacher_head_VH, chunk)
+        # sum_v p_v (t_v - s_v) - z_t + z_s, and sum_v p_v s_v = s . E_p[row of the head]
+        mean_row_NH, mean_teacher_row_NH = torch.zeros_like(hidden_NH), torch.zeros_like(hidden_NH)
         for start in range(0, len(head_VH), chunk):
-            part_CH = head_VH[start : start + chunk]
-            mean_row_NH.addmm_((teacher_NH @ part_CH.T - z_teacher_N[:, None]).exp_(), part_CH)
-        ctx.save_for_backward(hidden_NH, head_VH, z_N, mean_row_NH)
+            part = slice(start, start + chunk)
+            probs_NC = (teacher_NH @ teacher_head_VH[part].T - z_teacher_N[:, None]).exp_()
+            mean_row_NH.addmm_(probs_NC, head_VH[part])
+            if teacher_head_VH is not head_VH:
+                mean_teacher_row_NH.addmm_(probs_NC, teacher_head_VH[part])
+        if teacher_head_VH is head_VH:
+            mean_teacher_row_NH = mean_row_NH
+        ctx.save_for_backward(hidden_NH, head_VH, teacher_NH, teacher_head_VH, z_N, z_teacher_N, mean_row_NH)
         ctx.chunk = chunk
-        return (((teacher_NH - hidden_NH) * mean_row_NH).sum(-1) - z_teacher_N + z_N).mean()
+        crossed_N = (teacher_NH * mean_teacher_row_NH - hidden_NH * mean_row_NH).sum(-1)
+        return (crossed_N - z_teacher_N + z_N).mean()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        hidden_NH, head_VH, z_N, mean_row_NH = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        hidden_NH, head_VH, teacher_NH, teacher_head_VH, z_N, z_teacher_N, mean_row_NH = ctx.saved_tensors
         grad_hidden_NH = -mean_row_NH
+        grad_head_VH = torch.zeros_like(head_VH) if ctx.needs_input_grad[1] else None
         for start in range(0, len(head_VH), ctx.chunk):
-            part_CH = head_VH[start : start + ctx.chunk]
-            grad_hidden_NH.addmm_((hidden_NH @ part_CH.T - z_N[:, None]).exp_(), part_CH)
-        return grad_hidden_NH * (grad / len(hidden_NH)), None, None, None
+            part = slice(start, start + ctx.chunk)
+            probs_NC = (hidden_NH @ head_VH[part].T - z_N[:, None]).exp_()
+            grad_hidden_NH.addmm_(probs_NC, head_VH[part])
+            if grad_head_VH is not None:
+                probs_NC -= (teacher_NH @ teacher_head_VH[part].T - z_teacher_N[:, None]).exp_()
+                grad_head_VH[part].addmm_(probs_NC.T, hidden_NH)
+        factor = grad / len(hidden_NH)
+        return grad_hidden_NH * factor, None if grad_head_VH is None else grad_head_VH * factor, None, None, None
 
 
 def linear_cross_entropy(
@@ -84,9 +98,20 @@ def linear_cross_entropy(
 
 
 def linear_distillation(
-    hidden_NH: Tensor, teacher_NH: Tensor, head_VH: Tensor, *, scale: float = 1.0, chunk: int = CHUNK
+    hidden_NH: Tensor,
+    teacher_NH: Tensor,
+    head_VH: Tensor,
+    *,
+    teacher_head_VH: Tensor | None = None,
+    scale: float = 1.0,
+    chunk: int = CHUNK,
 ) -> Tensor:
-    """Mean of KL(teacher || student) over tokens. The head is shared and gets no gradient."""
+    """Mean of KL(teacher || student) over tokens.
+
+    Without a head of its own the teacher shares the student's, which then gets no gradient.
+    """
+    head_VH = head_VH.detach().float() if teacher_head_VH is None else head_VH.float()
+    theirs_VH = head_VH if teacher_head_VH is None else teacher_head_VH.detach().float()
     return _Distillation.apply(  # type: ignore[no-any-return,no-untyped-call]
-        hidden_NH.float() * scale, teacher_NH.float() * scale, head_VH.detach().float(), chunk
+        hidden_NH.float() * scale, head_VH, teacher_NH.float() * scale, theirs_VH, chunk
     )
