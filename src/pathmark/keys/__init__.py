@@ -14,6 +14,7 @@ A tour, in the order in which data flows:
     merkle      a tree over salted leaves; release hashes a folder
     commitment  what may be published, and claims that open one watermark of it
     registry    which licensee got which id; spread keeps the ids apart
+    ledger      which trigger was shown to whom
 
     key, warnings = create_key(facts, [WatermarkRequest(plans=plans)], codec, owner="Example Lab")
     save_key(key, "owner.key", passphrase)
@@ -37,6 +38,7 @@ from pathmark.keys.ids import IdCode
 from pathmark.keys.key import OwnerKey, WatermarkRequest, create_key
 from pathmark.keys.keyfile import amend_key, load_key, rotate_passphrase, save_key
 from pathmark.keys.layout import consecutive_groups
+from pathmark.keys.ledger import Ledger, Taken, TriggerRef, Use, trigger_refs
 from pathmark.keys.phrase import Phrase, Trigger
 from pathmark.keys.registry import Issued, Registry
 from pathmark.keys.trigger import TextCodec, keeps_trigger
@@ -47,6 +49,7 @@ __all__ = [
     "IdCode",
     "Issued",
     "LayerPlan",
+    "Ledger",
     "ModelFacts",
     "OwnerKey",
     "Phrase",
@@ -54,8 +57,11 @@ __all__ = [
     "Registry",
     "RevealedClaim",
     "RoutedLayer",
+    "Taken",
     "TextCodec",
     "Trigger",
+    "TriggerRef",
+    "Use",
     "Watermark",
     "WatermarkRequest",
     "amend_key",
@@ -72,4 +78,5 @@ __all__ = [
     "reveal_watermark",
     "rotate_passphrase",
     "save_key",
+    "trigger_refs",
 ]
