@@ -3,7 +3,8 @@
 `accuracy` turns routing arrays into the paper's measures (Acc_l, Acc, WSR as `Rate`) and into differences
 per expert; `exact` tests those differences against every path the key could have had; `combine` joins
 watermarks and charges for what else was tried; `marks` bounds black-box replies; `tracing` names a licensee.
-`paper` holds the paper's own formulas, for comparison. numpy and the standard library only.
+`latency` tests paired times. `paper` holds the paper's own formulas, for comparison. numpy and the standard
+library only.
 """
 
 from pathmark.stats.accuracy import (
@@ -26,6 +27,16 @@ from pathmark.stats.exact import (
     exact_test_many,
     null_distribution,
     path_statistic,
+)
+from pathmark.stats.latency import (
+    LatencyEffect,
+    detectable_effect,
+    fewest_pairs,
+    log_ratios,
+    median_effect,
+    pairs_needed,
+    sign_flip_test,
+    two_sided,
 )
 from pathmark.stats.marks import MarkTrial, marks_p
 from pathmark.stats.null import NullDistribution, Tail
@@ -55,6 +66,7 @@ __all__ = [
     "CombinedResult",
     "ExactResult",
     "Family",
+    "LatencyEffect",
     "LayerEvidence",
     "LayerMeasurement",
     "MarkTrial",
@@ -71,11 +83,13 @@ __all__ = [
     "collusion",
     "concentration_mean",
     "concentration_pooled",
+    "detectable_effect",
     "detection_samples",
     "detection_samples_paper",
     "evidence_bits",
     "exact_test",
     "exact_test_many",
+    "fewest_pairs",
     "fisher",
     "gradient_balance_alpha",
     "hits_from_probs",
@@ -85,14 +99,19 @@ __all__ = [
     "kl_constant",
     "latency_margin",
     "layer_accuracy",
+    "log_ratios",
     "marks_p",
     "mass_difference",
+    "median_effect",
     "null_distribution",
+    "pairs_needed",
     "paper_bound",
     "path_statistic",
     "probe_accuracy",
     "selection_difference",
+    "sign_flip_test",
     "third_party_p",
     "trace",
+    "two_sided",
     "wsr",
 ]
