@@ -20,8 +20,10 @@ from pathmark.models.loading import (
 )
 from pathmark.models.perplexity import Perplexity, perplexity
 from pathmark.models.routers import RouterSite, count_layers, find_routers, select_sites
+from pathmark.models.streaming import is_streamed, layer_weights, should_stream, stream_model
 from pathmark.models.trace import LayerRouting, RoutingTrace, record_routing
 from pathmark.models.usage import device_of, encode_batches, expert_usage, pad_rows
+from pathmark.models.weights import is_finite, refuse_bad_weights
 
 __all__ = [
     "LayerFacts",
@@ -41,6 +43,9 @@ __all__ = [
     "expert_usage",
     "find_routers",
     "inspect_model",
+    "is_finite",
+    "is_streamed",
+    "layer_weights",
     "load_config",
     "load_model",
     "load_tokenizer",
@@ -50,6 +55,9 @@ __all__ = [
     "perplexity",
     "recommended_layers",
     "record_routing",
+    "refuse_bad_weights",
     "resolve_model",
     "select_sites",
+    "should_stream",
+    "stream_model",
 ]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from pathmark.errors import ModelError
+from pathmark.models.bounds import MAX_CONFIG_BYTES, check_against_files, check_config
 from pathmark.models.bundled import BUNDLED_PREFIX, bundled_folder
+from pathmark.models.headers import MAX_HEADER_BYTES, StoredTensor, read_header, read_json
+from pathmark.models.skeleton import build_skeleton
 
-MAX_HEADER_BYTES = 100_000_000
-"""The safetensors format's own bound on its header."""
-MAX_LAYERS, MAX_EXPERTS, MAX_WIDTH = 2_000, 65_536, 10_000_000
-"""No released model comes near; a config beyond these is a mistake or a trap."""
+MAX_TOKENIZER_BYTES = 100_000_000
+"""One file beside a tokenizer; the largest released one has a third of it."""
+MAX_PACKED = 16
+"""Weights that a quantized checkpoint may pack into one stored element: 2 bits each in 32."""
+SLACK = 1 << 24
+"""Missing parameters that may be random for a moment, until the loading report names them."""
 
 
 def resolve_model(name: str | os.PathLike[str]) -> str:
@@ -61,8 +64,10 @@ def load_config(name: str | os.PathLike[str], *, trust_remote_code: bool = False
     """The model's config; one clear line for everything that can be wrong with it."""
     source = resolve_model(name)
     try:
-        # Before any config object is built: it would spell out a list entry per layer.
-        _check_bounds(PreTrainedConfig.get_config_dict(source)[0])
+        said = _checked_config(source)
+        if any(Path(source).glob("*.safetensors")):
+            packed = 1 if said.get("quantization_config") is None else MAX_PACKED
+            check_against_files(said, packed * parameters_on_disk(Path(source)))
         return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except ModelError:
         raise
@@ -78,9 +83,12 @@ def load_model(
 ) -> PreTrainedModel:
     """A causal LM from safetensors, in eval mode. dtype None keeps the checkpoint's own."""
     source = resolve_model(name)
-    load_config(source, trust_remote_code=trust_remote_code)
+    config = load_config(source, trust_remote_code=trust_remote_code)
+    if not trust_remote_code:  # remote code lies beside the weights and is not part of what local_folder fetches
+        source = str(local_folder(source))
     if Path(source).is_dir():
         check_safetensors(Path(source))
+        _check_room(name, Path(source), config, trust_remote_code)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
@@ -89,7 +97,7 @@ def load_model(
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except Exception as error:  # of safetensors, torch and transformers; all of them about these files
         raise ModelError(f"{name} could not be loaded: {_first_line(error)}") from error
     missing = sorted(report.get("missing_keys", ()))
     if missing:
@@ -104,8 +112,13 @@ def load_model(
 def load_tokenizer(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
     """The fast tokenizer beside a model."""
     source = resolve_model(name)
+    _check_file_sizes(source)
     try:
+        if Path(source).is_dir():
+            _checked_config(source)  # transformers builds the model's config to choose a tokenizer class
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except ModelError:
+        raise
     except Exception as error:  # as with configs: many kinds, one meaning
         raise ModelError(f"{name} has no tokenizer that transformers can read: {_first_line(error)}") from error
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # made up by transformers for a folder without one
@@ -118,82 +131,107 @@ def check_safetensors(folder: Path) -> list[Path]:
 
     Reads headers only. A truncated download is found here and not as a crash in the middle of a run.
     """
+    return list(_headers(folder))
+
+
+def stored_weights(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor that loading a folder reads, from the headers alone; each name stands once."""
+    headers = _headers(folder)
+    whole = [file for file in headers if file.name == "model.safetensors"]
+    # as transformers chooses: the one file, or the files that the index names
+    chosen = whole or _indexed(folder, list(headers))
+    if not chosen:
+        raise ModelError(f"{folder} has neither model.safetensors nor an index; found {next(iter(headers)).name}")
+    found: dict[str, StoredTensor] = {}
+    for file in chosen:
+        for name, entry in headers[file].items():
+            if name in found:
+                raise ModelError(f"{name[:80]} is stored twice, in {found[name].file.name} and {file.name}")
+            found[name] = entry
+    return found
+
+
+def _headers(folder: Path) -> dict[Path, dict[str, StoredTensor]]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         others = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt"))
         found = f"found {others[0]}, which is a pickle and is never opened" if others else "found no weights"
         raise ModelError(f"{folder} holds no *.safetensors; {found}. Try saving with save_pretrained")
-    for file in files:
-        _check_header(file)
-    _check_index(folder, files)
-    return files
+    headers = {file: read_header(file) for file in files}
+    _indexed(folder, files)
+    return headers
 
 
-def _check_index(folder: Path, files: list[Path]) -> None:
-    """Every shard that the index names must be there; transformers notices only while it loads."""
+def _indexed(folder: Path, files: list[Path]) -> list[Path]:
+    """The shards that the index names; every one must be there, in this folder."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
-        return
+        return []
     try:
-        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        named = set(read_json(index, MAX_HEADER_BYTES)["weight_map"].values())
+    except ModelError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is damaged: {_first_line(error)}; download it again") from error
+    for name in named:
+        if not isinstance(name, str) or name != Path(name).name or not name.endswith(".safetensors"):
+            raise ModelError(f"{index} names {str(name)[:80]!r}; expected safetensors files of its own folder")
     missing = sorted(named - {file.name for file in files})
     if missing:
         raise ModelError(f"{folder} lacks {len(missing)} of {len(named)} weight files, such as {missing[0]}")
-
-
-def _check_header(file: Path) -> None:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-    if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
-        raise ModelError(f"{file} is truncated or not safetensors: {size} bytes, its header asks for {length + 8}")
-    try:
-        ends = [entry["data_offsets"][1] for name, entry in _header(file).items() if name != "__metadata__"]
-        expected = 8 + length + max(ends, default=0)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ModelError(f"{file} has a damaged safetensors header: {_first_line(error)}") from error
-    if size != expected:
-        raise ModelError(f"{file} is truncated or padded: expected {expected} bytes, got {size}. Download it again")
-
-
-def _header(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        length = struct.unpack("<Q", stream.read(8))[0]
-        header = json.loads(stream.read(length))
-    if not isinstance(header, dict):
-        raise TypeError("expected a JSON object")
-    return header
+    return [file for file in files if file.name in named]
 
 
 def parameters_on_disk(folder: Path) -> int:
-    """Elements of all tensors in a folder's safetensors, from their headers."""
-    total = 0
-    for file in check_safetensors(folder):
-        tensors = (entry for name, entry in _header(file).items() if name != "__metadata__")
-        total += sum(math.prod(entry["shape"]) for entry in tensors)
-    return total
+    """Elements of all tensors that loading a folder reads, from the headers."""
+    return sum(math.prod(entry.shape) for entry in stored_weights(folder).values())
 
 
-def _check_bounds(config: dict[str, Any]) -> None:
-    """Refuse configs whose mere skeleton would not end: module objects cost time even without weights."""
-    for field, value in config.items():
-        if isinstance(value, dict):
-            _check_bounds(value)
-        if not isinstance(value, int):
-            continue
-        if "layers" in field:
-            bound = MAX_LAYERS
-        elif "experts" in field:
-            bound = MAX_EXPERTS
-        elif field.endswith(("_size", "_dim", "_heads", "_rank")):
-            bound = MAX_WIDTH
-        else:
-            continue
-        if value > bound:
-            raise ModelError(f"config says {field} = {value}; expected at most {bound}: broken or hostile")
+def refuse_quantized(folder: Path, config: Any) -> None:
+    """Streaming knows no packed weights."""
+    method = getattr(config, "quantization_config", None)
+    if method is not None:
+        kind = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", None)
+        raise ModelError(
+            f"{folder} is quantized ({kind}); streaming reads plain safetensors. Load it whole (--stream never)"
+        )
+
+
+def _check_room(name: str | os.PathLike[str], folder: Path, config: Any, trust_remote_code: bool) -> None:
+    """Missing tensors are filled with noise before anybody is told: no more of them than the files justify."""
+    skeleton = build_skeleton(name, config, trust_remote_code)
+    asked = sum(parameter.numel() for parameter in skeleton.parameters())
+    stored = parameters_on_disk(folder)
+    packed = 1 if getattr(config, "quantization_config", None) is None else MAX_PACKED
+    if asked > 2 * packed * stored + SLACK:
+        raise ModelError(
+            f"{folder} holds {stored:,} of the {asked:,} parameters that its config asks for; "
+            "expected a complete checkpoint (the rest would be random)"
+        )
+
+
+def _checked_config(source: str) -> dict[str, Any]:
+    """Bounds on what the file says, before any config object is built: it would spell out a list per layer."""
+    folder = Path(source)
+    if folder.is_dir():
+        for file in folder.glob("config*.json"):
+            if file.stat().st_size > MAX_CONFIG_BYTES:
+                raise ModelError(f"{file} has {file.stat().st_size:,} bytes; expected at most {MAX_CONFIG_BYTES:,}")
+        read_json(folder / "config.json", MAX_CONFIG_BYTES)  # depth, before transformers follows it
+    said: dict[str, Any] = PreTrainedConfig.get_config_dict(source)[0]
+    check_config(said)
+    if said.get("transformers_weights") is not None:
+        raise ModelError(f"{source}/config.json names a weight file of its own; expected model.safetensors or an index")
+    return said
+
+
+def _check_file_sizes(source: str) -> None:
+    """A tokenizer's files are read whole, by several parsers."""
+    for pattern in ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"):
+        for file in Path(source).glob(pattern):
+            if file.stat().st_size > MAX_TOKENIZER_BYTES:
+                size = file.stat().st_size
+                raise ModelError(f"{file} has {size:,} bytes; expected at most {MAX_TOKENIZER_BYTES:,}")
 
 
 def _config_error(source: str, error: Exception) -> ModelError:
@@ -201,11 +239,13 @@ def _config_error(source: str, error: Exception) -> ModelError:
     if not Path(source).is_dir():
         return ModelError(f"{source} is no folder here and could not be had from the hub: {text}")
     try:
-        stated = json.loads((Path(source) / "config.json").read_text()).get("model_type")
+        stated = read_json(Path(source) / "config.json", MAX_CONFIG_BYTES).get("model_type")
     except (ValueError, OSError, AttributeError):
         return ModelError(f"{source}/config.json is not a JSON object; expected a Hugging Face config")
     if stated is None:
         return ModelError(f"{source}/config.json names no model_type; expected a causal LM's config")
+    if "trust_remote_code" in str(error):
+        return ModelError(f"{source} brings Python code of its own; --trust-remote-code runs it, if you trust it")
     if "does not recognize this architecture" in str(error) or "model type" in text:
         return ModelError(
             f"architecture {stated!r} is unknown to the installed transformers; try a newer transformers, or "

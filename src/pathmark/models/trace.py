@@ -69,11 +69,18 @@ def record_routing(
     >>> trace[11].probs_BTE
 
     `gradients` keeps the logits attached to the graph. `stop_early` leaves the forward pass (and the `with`
-    block) as soon as the last wanted layer has routed: nothing above it runs, no logits come back. Hooks are
-    gone when the block ends, however it ends.
+    block) as soon as the last wanted layer has routed: nothing above it runs, no logits come back. A model may
+    send the rows of the batch through its routers in several calls, in order. Hooks are gone when the block
+    ends, however it ends. A router that computes NaN or inf is an error, never a recording
+    (with `gradients` it is the training loop's to notice).
     """
     sites = find_routers(model)
     sites = sites if layers is None else select_sites(sites, layers)
+    for site in sites:
+        if not 0 < site.top_k <= site.n_experts:
+            raise ModelError(
+                f"layer {site.layer} chooses {site.top_k} of {site.n_experts} experts; its config is broken"
+            )
     recorder = _Recorder(sites, gradients=gradients, stop_early=stop_early)
     handles: list[RemovableHandle] = []
     try:
@@ -103,6 +110,8 @@ class _Recorder:
         self.finished = False
         self.inputs: dict[int, Tensor] = {}
         self.logits: dict[int, Tensor] = {}
+        self.pieces: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        """Layer -> (logits_bTE, decision_bTK) of the first rows, where rows pass through in several calls."""
 
     def attach(self, model: nn.Module, handles: list[RemovableHandle]) -> None:
         """Hook the model for shape and mask, and every site for its input and decision."""
@@ -131,6 +140,7 @@ class _Recorder:
             tokens = next(iter(args), None)
         if not isinstance(tokens, Tensor) or tokens.ndim < 2:
             raise ModelError("expected input_ids or inputs_embeds of shape (batch, tokens, ...) in the recorded call")
+        _check_tokens(module, tokens)
         mask = kwargs.get("attention_mask")
         shape = tokens.shape[:2]
         if isinstance(mask, Tensor) and mask.ndim == 2:
@@ -184,19 +194,50 @@ class _Recorder:
         return hook
 
     def _store(self, site: RouterSite, decision: Tensor) -> None:
+        """Keep one router call; the layer is recorded once its calls have covered all rows of the batch."""
         mask_BT = self.trace.mask_BT
         assert mask_BT is not None
-        padding_BT1 = ~mask_BT.unsqueeze(-1)
+        n_rows, n_tokens = mask_BT.shape
+        pieces = self.pieces.setdefault(site.layer, [])
         with _uncounted():
-            logits_BTE = self.logits.pop(site.layer).reshape(*mask_BT.shape, -1).masked_fill(padding_BT1, 0.0)
+            logits_bTE = self.logits.pop(site.layer).reshape(-1, n_tokens, site.n_experts)
+            pieces.append((logits_bTE, decision.reshape(logits_bTE.shape[0], n_tokens, -1)))
+            if sum(len(logits) for logits, _ in pieces) < n_rows:
+                return
+            padding_BT1 = ~mask_BT.unsqueeze(-1)
+            logits_BTE = _joined([logits for logits, _ in pieces]).masked_fill(padding_BT1, 0.0)
+        # in training the loss shows it, and the loop decides
+        if not self.gradients and not bool(torch.isfinite(logits_BTE).all()):
+            raise ModelError(
+                f"the router of layer {site.layer} computes NaN or inf; expected finite weights and inputs. "
+                "Nothing can be said about such a model"
+            )
         self.trace.layers[site.layer] = LayerRouting(
             site=site,
             logits_BTE=logits_BTE,
-            decision_BTK=decision.reshape(*mask_BT.shape, -1).masked_fill(padding_BT1, -1),
+            decision_BTK=_joined([chosen for _, chosen in pieces]).masked_fill(padding_BT1, -1),
             mask_BT=mask_BT,
         )
+        pieces.clear()
         if self.stop_early and len(self.trace.layers) == len(self.sites):
             raise _EnoughError
+
+
+def _check_tokens(model: nn.Module, tokens: Tensor) -> None:
+    """A tokenizer may know more tokens than the model: one line instead of an index error deep inside."""
+    embedding = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
+    if tokens.is_floating_point() or not isinstance(embedding, nn.Embedding) or not tokens.numel():
+        return
+    highest = int(tokens.max())
+    if highest >= embedding.num_embeddings or int(tokens.min()) < 0:
+        raise ModelError(
+            f"token {highest} is beyond the model's embedding of {embedding.num_embeddings:,}; "
+            "expected the model's own tokenizer"
+        )
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _uncounted() -> saved_tensors_hooks:
