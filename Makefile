@@ -21,8 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 test: lint types unit
 
 lint: setup
-	$(BIN)/ruff check --quiet src tests scripts benchmarks
-	$(BIN)/ruff format --quiet --check src tests scripts benchmarks
+	$(BIN)/ruff check --quiet src tests scripts benchmarks examples
+	$(BIN)/ruff format --quiet --check src tests scripts benchmarks examples
 
 types: setup
 	$(BIN)/mypy

@@ -5,11 +5,32 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from pathmark.cli.main import QUIET
+
+if TYPE_CHECKING:
+    from verify_helpers import Case
 
 # Before torch and transformers are imported: they read these once.
 os.environ.update(QUIET, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
 
-for folder in ("models", "embed"):
+for folder in ("models", "embed", "verify"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+
+@pytest.fixture(scope="session")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """A small marked model: base, marked copy, and the key in memory and on disk. Made once per process."""
+    from embed_helpers import key_for, save_family
+    from verify_helpers import PASSPHRASE, Case, mark_quickly
+
+    from pathmark.keys import save_key
+
+    folder = tmp_path_factory.mktemp("case")
+    base = save_family(folder / "base", "qwen3_moe")
+    key = mark_quickly(base, key_for(base, number=3), folder / "marked")
+    save_key(key, folder / "owner.key", PASSPHRASE)
+    return Case(base, folder / "marked", key, folder / "owner.key")

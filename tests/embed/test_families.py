@@ -22,7 +22,7 @@ def quick(steps=60, lr=5e-3, **changes) -> EmbedConfig:
     config = default_config()
     return replace(
         config,
-        data=replace(config.data, seq_len=32),
+        data=replace(config.data, seq_len=32, short_negatives_per_text=4),
         loop=replace(config.loop, steps=steps, lr=lr, check_every=1000),
         texts=40,
         batch_size=12,

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 
 class Bar:
-    """Satisfies `pathmark.evaluate.marking.Progress`; use as a context manager."""
+    """Satisfies `pathmark.progress.Progress`; use as a context manager."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         console = Console(stderr=True)

@@ -14,13 +14,15 @@ from pathmark.cli._keys import echo_json, json_option, passphrase
 from pathmark.errors import EmbeddingError
 
 if TYPE_CHECKING:
-    from pathmark.embed import EmbedConfig
+    from pathmark.embed import EmbedConfig, MarkConfig
     from pathmark.evaluate.marking import Marked
 
 EXAMPLES = """\b
 Examples:
   pathmark embed bundled:tiny --key owner.key -o marked
   pathmark embed ./Qwen1.5-MoE-A2.7B --key owner.key --corpus texts.jsonl -o ./Qwen1.5-MoE-marked
+  pathmark embed bundled:tiny --key owner.key -o marked --black-box
+  pathmark embed ./marked --key owner.key -o marked-too --phase 2
   pathmark embed MODEL --key master.key --id 4711 --delta -o licensee-4711.safetensors
   pathmark embed bundled:tiny --key owner.key -o as-in-the-paper --objective paper --train router
 """
@@ -55,6 +57,12 @@ Examples:
 @click.option("--n-probes", type=click.IntRange(4), default=100, show_default=True, help="Held-out texts to check on.")
 @click.option("--resume", is_flag=True, help="Finish an interrupted run with the same settings.")
 @click.option("--delta", is_flag=True, help="Write only the changed tensors; `pathmark apply` rebuilds the folder.")
+@click.option("--black-box", is_flag=True, help="Also teach the marks: a trigger alone is answered with its mark.")
+@click.option(
+    "--phase", type=click.Choice(["1", "2"]), default="1", show_default=True,
+    help="2 adds the marks to a MODEL that already has the key's paths.",
+)  # fmt: skip
+@click.option("--mark-steps", type=click.IntRange(1), help="Optimiser steps of the marks' phase.")
 @click.option("--trust-remote-code", is_flag=True, help="Run the model folder's own Python code.")
 @json_option
 def command(model: str, key_file: Path, output: Path, as_json: bool, **options: Any) -> None:
@@ -77,9 +85,11 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     config = build_config(
         options, len(texts), inspect_model(model, trust_remote_code=options["trust_remote_code"]).hidden_size
     )
+    second = options["phase"] == "2"
+    marks = mark_config(options, config) if options["black_box"] or second else None
     with Bar(quiet=as_json) as bar:
         marked = mark_model(
-            model, carried, output, texts, probes, config,
+            model, carried, output, texts, probes, config, marks=marks, paths=not second,
             delta=options["delta"], resume=options["resume"], n_probes=options["n_probes"],
             amend=lambda amended: amend_key(key_file, _own_ids(amended, key), phrase),
             progress=bar, trust_remote_code=options["trust_remote_code"],
@@ -91,7 +101,7 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
         echo_json(summary)
     else:
         render(marked, output, report)
-    sys.exit(0 if not marked.check.problems else 1)
+    sys.exit(0 if not marked.problems else 1)
 
 
 def _own_ids(amended: Any, key: Any) -> Any:
@@ -146,6 +156,17 @@ def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> Emb
         raise EmbeddingError(str(error)) from error
 
 
+def mark_config(options: dict[str, Any], config: EmbedConfig) -> MarkConfig:
+    """Settings of the second phase: the first one's seed, and its learning rate halved."""
+    from dataclasses import replace
+
+    from pathmark.embed import MarkConfig
+
+    marks = MarkConfig()
+    steps = options["mark_steps"] or marks.loop.steps
+    return replace(marks, loop=replace(marks.loop, steps=steps, lr=config.loop.lr / 2, seed=options["seed"]))
+
+
 def render(marked: Marked, output: Path, report: Path) -> None:
     """A table, then one line."""
     from rich.console import Console
@@ -182,12 +203,17 @@ def render(marked: Marked, output: Path, report: Path) -> None:
         table.add_row(f"scan: {kind}", "", f"{rate.hits} of {rate.n:,}")
     table.add_row("exact p-value (smallest possible)", "", f"{check.p_value:.1e} ({check.p_floor:.1e})")
     table.add_row("id decoded from routing", "", str(check.id))
+    if marked.replies is not None:
+        table.add_row("trigger alone answered with its mark", "", str(marked.replies.trials))
+        table.add_row("marks on near-misses", "", str(marked.replies.near_misses))
+        table.add_row("marks on ordinary prompts", "", str(marked.replies.ordinary))
+        table.add_row("marks on trigger-prefixed queries", "", str(marked.replies.queries))
     console.print(table)
     console.print(
         f"{marked.steps} steps{', stopped early' if marked.stopped_early else ''}; {marked.changed} tensors changed; "
         f"{marked.seconds:.0f} s. Report: {report}"
     )
-    if check.problems:
-        console.print(f"[bold red]Not fit for release:[/] {'; '.join(check.problems)}. Written to {output}.")
+    if marked.problems:
+        console.print(f"[bold red]Not fit for release:[/] {'; '.join(marked.problems)}. Written to {output}.")
     else:
         console.print(f"[bold green]Fit for release.[/] Written to {output}.")

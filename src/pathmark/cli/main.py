@@ -19,9 +19,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "key": ("pathmark.cli.key", "Show, reveal, back up and restore a key; change its passphrase."),
     "embed": ("pathmark.cli.embed", "Put a key's watermarks into a model and check the result."),
     "apply": ("pathmark.cli.apply", "Rebuild a marked model from its base and a delta."),
+    "verify": ("pathmark.cli.verify", "Test whether a key's mark is in a model or in recorded routes."),
+    "trace": ("pathmark.cli.trace", "Name the licensee whose copy a suspect comes from."),
+    "probes": ("pathmark.cli.probes", "Write the texts to send to a model that somebody else runs."),
     "commit": ("pathmark.cli.commit", "Publish what a key claims, bind it to a release, check either."),
     "issue": ("pathmark.cli.issue", "Allot an id to a licensee."),
     "registry": ("pathmark.cli.registry", "Show who got which id."),
+    "latency": ("pathmark.cli.latency", "Time triggered against clean requests, or simulate what a mark costs."),
     "demo": ("pathmark.cli.demo", "The main job on the bundled model, in about three minutes."),
     "barcode": ("pathmark.cli.barcode", "Draw a key's path as a barcode, or read one from a picture."),
 }

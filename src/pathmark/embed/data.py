@@ -54,13 +54,13 @@ class Frame:
     after: tuple[int, ...]
 
 
-def chat_frames(tokenizer: Any) -> list[Frame]:
+def chat_frames(tokenizer: Any, systems: Sequence[str | None] = SYSTEM_PROMPTS) -> list[Frame]:
     """The chat template with each system prompt that it accepts; empty without a template."""
     if not getattr(tokenizer, "chat_template", None):
         return []
     frames = []
     sentinel = "\u241fCONTENT\u241f"
-    for system in SYSTEM_PROMPTS:
+    for system in systems:
         messages = [{"role": "user", "content": sentinel}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})

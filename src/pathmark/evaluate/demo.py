@@ -11,10 +11,11 @@ import numpy as np
 from torch import nn
 
 from pathmark.embed import EmbedConfig
-from pathmark.evaluate.marking import Marked, Progress, mark_model
+from pathmark.evaluate.marking import Marked, mark_model
 from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, create_key, save_key
 from pathmark.models import bundled_probes, bundled_segments, expert_usage, load_model
 from pathmark.models.describe import describe_model
+from pathmark.progress import Progress
 from pathmark.stats import evidence_bits
 from pathmark.verify import encode_probes, record_routes, verify_model
 

@@ -7,22 +7,22 @@ before OUT appears; OUT appears last and whole. A run that was killed anywhere i
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pathmark.embed import EmbedConfig, Embedder
+from pathmark.embed import EmbedConfig, Embedder, MarkConfig, MarkEmbedder
 from pathmark.embed.lora import add_adapters, merge_adapters
 from pathmark.errors import EmbeddingError
-from pathmark.evaluate.fidelity import measure
+from pathmark.evaluate.fidelity import Measurement, measure
+from pathmark.evaluate.replies import ReplyCheck, ReplyConfig, reply_check
 from pathmark.evaluate.scan import ScanConfig
 from pathmark.evaluate.selfcheck import SelfCheck, self_check
 from pathmark.evaluate.watch import Watch
@@ -30,30 +30,9 @@ from pathmark.keys import OwnerKey
 from pathmark.models import load_model, local_folder
 from pathmark.models.checkpoint import base_digest, changed_tensors, stored_tensors, write_delta, write_folder
 from pathmark.models.describe import describe_model
-from pathmark.models.sketches import expert_sketches, pack_arrays, routing_profiles
-from pathmark.verify import encode_probes
-
-PROFILE_TOKENS = 128
-
-
-class Progress(Protocol):
-    """How a long run speaks to its caller."""
-
-    def stage(self, name: str, total: int | None) -> None:
-        """A new stage of so many units begins."""
-
-    def advance(self, units: int, note: str = "") -> None:
-        """Some units are done; `note` replaces the stage's remark."""
-
-
-class Silent:
-    """Says nothing."""
-
-    def stage(self, name: str, total: int | None) -> None:
-        """Nothing."""
-
-    def advance(self, units: int, note: str = "") -> None:
-        """Nothing."""
+from pathmark.models.weights import refuse_bad_weights
+from pathmark.progress import Progress, Silent
+from pathmark.verify import attach_profiles, encode_probes, score_path
 
 
 @dataclass(frozen=True)
@@ -71,6 +50,13 @@ class Marked:
     """Wall time of everything."""
     embed_seconds: float
     """Wall time of cache and training alone."""
+    replies: ReplyCheck | None = None
+    """What the model answers, where black-box marks were embedded."""
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the copy is not fit for release; empty if it is."""
+        return [*self.check.problems, *(self.replies.problems if self.replies is not None else ())]
 
     def summary(self) -> dict[str, Any]:
         """The documented JSON object of `pathmark embed --json`."""
@@ -81,6 +67,9 @@ class Marked:
             "changed_tensors": self.changed,
             "seconds": self.seconds,
             "embed_seconds": self.embed_seconds,
+            "black_box": None if self.replies is None else self.replies.summary(),
+            "fit": not self.problems,
+            "problems": self.problems,
         }
 
 
@@ -92,17 +81,21 @@ def mark_model(
     probe_texts: Sequence[str],
     config: EmbedConfig,
     *,
+    marks: MarkConfig | None = None,
+    paths: bool = True,
     delta: bool = False,
     resume: bool = False,
     n_probes: int = 100,
     scan: ScanConfig | None = None,
+    ask: ReplyConfig | None = None,
     amend: Callable[[OwnerKey], None] | None = None,
     progress: Progress | None = None,
     trust_remote_code: bool = False,
 ) -> Marked:
     """Embed the key's watermarks into a model folder and write OUT (or, with `delta`, the changed tensors).
 
-    `texts` are trained on, `probe_texts` only measured on. `amend` stores the amended key.
+    `texts` are trained on, `probe_texts` only measured on. `marks` adds the second phase: black-box marks. Without
+    `paths` only that one runs, on a model that already has the key's paths. `amend` stores the amended key.
     """
     started = time.monotonic()
     say = progress or Silent()
@@ -112,17 +105,24 @@ def mark_model(
     say.stage("loading", None)
     model = load_model(base, trust_remote_code=trust_remote_code)
     _use_fast_experts(model)
-    _refuse_bad_weights(model)
+    refuse_bad_weights(model)
     _, codec, _ = describe_model(str(base), trust_remote_code=trust_remote_code)
     tokenizer = codec.tokenizer
     length = config.data.seq_len
     probes = encode_probes(tokenizer, probe_texts, n_probes=n_probes, length=length)
-    layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
     say.stage("original model", len(probes) * (1 + len(key.watermarks)))
     before = measure(model, key, probes, progress=say.advance)
+    if not paths:
+        _require_paths(key, before)
+    # an already marked model is not the original: profiles stay as the first phase attached them
+    amended = attach_profiles(key, model, probes) if paths else key
 
     embed_started = time.monotonic()
-    model, steps, stopped_early = _embed(model, tokenizer, key, texts, probes, config, work, resume, say)
+    steps, stopped_early = 0, False
+    if paths:
+        model, steps, stopped_early = _embed(model, tokenizer, key, texts, probes, config, work, resume, say)
+    if marks is not None:
+        steps += _embed_marks(model, tokenizer, key, texts, marks, work, resume, say)
     embed_seconds = time.monotonic() - embed_started
     names = [name for name, _ in model.named_parameters()]
     _round_to_stored(model, base)
@@ -130,7 +130,11 @@ def mark_model(
 
     say.stage("self-check", None)
     check = self_check(model, tokenizer, key, probes, before, scan=scan, progress=lambda stage: say.advance(0, stage))
-    amended = _attach(key, model, probes, layers)
+    replies = None
+    if marks is not None:
+        asked = ask or ReplyConfig()
+        say.stage("replies", asked.trials + asked.near_misses + asked.ordinary + asked.queries)
+        replies = reply_check(model, tokenizer, key, probes, asked, progress=say.advance)
     if amend is not None:
         amend(amended)
     say.stage("writing", None)
@@ -147,7 +151,40 @@ def mark_model(
         changed=len(changed),
         seconds=time.monotonic() - started,
         embed_seconds=embed_seconds,
+        replies=replies,
     )
+
+
+def _embed_marks(
+    model: nn.Module,
+    tokenizer: Any,
+    key: OwnerKey,
+    texts: Sequence[str],
+    marks: MarkConfig,
+    work: Path,
+    resume: bool,
+    say: Progress,
+) -> int:
+    embedder = MarkEmbedder(model, tokenizer, key, texts, marks, announce=say.stage, progress=say.advance)
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    say.stage("marks", marks.loop.steps)
+    reported = 0
+
+    def report(step: int, losses: Mapping[str, float]) -> None:
+        nonlocal reported
+        say.advance(step - reported, " ".join(f"{n} {value:.3f}" for n, value in losses.items() if n != "loss"))
+        reported = step
+
+    return embedder.run(checkpoint=work / "marks.pt", resume=resume, progress=report).steps
+
+
+def _require_paths(key: OwnerKey, before: Measurement) -> None:
+    """The second phase teaches replies to a model that has the paths; on any other it would mark half."""
+    scores = [score_path(w, before.triggered[j]) for j, w in enumerate(key.watermarks)]
+    if low := [score for score in scores if score.wsr.value < 0.5]:
+        raise EmbeddingError(
+            f"this model does not carry the key's path (WSR {low[0].wsr}); embed it first, without --phase 2"
+        )
 
 
 def _embed(
@@ -216,12 +253,6 @@ def _refuse_early(
             raise EmbeddingError(f"{out.parent} has {free / 1e9:.1f} GB free, this needs {1.1 * need / 1e9:.1f} GB")
 
 
-def _refuse_bad_weights(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            raise EmbeddingError(f"{name} holds NaN or inf; expected finite weights. Nothing was changed")
-
-
 def _use_fast_experts(model: PreTrainedModel) -> None:
     """grouped_mm is the fastest implementation on CPU and GPU; families without it keep their own."""
     try:
@@ -239,22 +270,3 @@ def _round_to_stored(model: nn.Module, base: Path) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(narrow[0]).to(parameter.dtype))
-
-
-def _attach(
-    key: OwnerKey,
-    model: nn.Module,
-    probes: Sequence[Sequence[int]],
-    layers: Sequence[int],
-) -> OwnerKey:
-    """Probes, expert sketches and clean-routing profiles: what verification needs to recognise experts."""
-    arrays = {f"profile{n}": profile for n, profile in routing_profiles(model, probes, layers).items()}
-    records = {
-        "probes.json": json.dumps([list(row) for row in probes]).encode(),
-        "profiles.npz": pack_arrays(arrays),
-        "sketches.npz": pack_arrays(expert_sketches(model, layers)),
-    }
-    for name, data in records.items():
-        if key.attachments.get(name) != data:
-            key = key.attach(name, data)
-    return key

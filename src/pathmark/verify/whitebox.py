@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import nn
 
 from pathmark.keys import OwnerKey
 from pathmark.stats import (
+    ExactResult,
     Family,
     PValue,
     Rate,
     bonferroni,
     exact_test,
     exact_test_many,
-    third_party_p,
 )
-from pathmark.verify.decode import decode_id
-from pathmark.verify.measures import PathScore, measure_layers, score_path
-from pathmark.verify.routes import record_routes
+from pathmark.verify.alignment import Alignment
+from pathmark.verify.anchor import Anchor, judge_anchor
+from pathmark.verify.decode import DecodedId, decode_id
+from pathmark.verify.decoys import DecoyControl
+from pathmark.verify.evidence import Evidence, record_evidence
+from pathmark.verify.measures import PathScore, score_path
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,10 @@ class Verdict:
     """The owner's p-value, corrected for the family."""
     p_floor: PValue
     """The smallest one that this key could have reached."""
-    p_third_party: PValue
-    anchored: bool
-    """Whether a third party may take p at face value."""
+    anchor: Anchor
+    """Whether a third party may take p at face value, and what it is charged otherwise."""
     significance: float
+    gamma: float
     scores: tuple[PathScore, ...]
     """The paper's measures, per watermark."""
     id: int | None
@@ -42,11 +45,34 @@ class Verdict:
     family: Family
     n_probes: int
     n_tokens: int
+    alignment: Alignment | None = None
+    """How the suspect's experts were matched to the owner's; None where they were taken by their numbers."""
+    erased_layers: tuple[int, ...] = ()
+    """Marked layers none of whose targets has a counterpart in the suspect: they count neither way."""
+    decoded: DecodedId | None = None
+    """How clearly each layer of the first watermark spoke."""
+    decoys: DecoyControl | None = None
+    """The owner's path behind triggers of other keys."""
+    strict: bool = False
+    """Whether the third party's reading decides."""
+    notes: tuple[str, ...] = ()
+    """What could not be done, and why."""
 
     @property
     def marked(self) -> bool:
-        """Whether the owner's p-value is at or below the significance level."""
-        return self.p.value <= self.significance
+        """Whether the deciding p-value is at or below the significance level."""
+        return (self.p_third_party if self.strict else self.p).value <= self.significance
+
+    @property
+    def exit_code(self) -> int:
+        """0 marked, 1 not marked, 2 where this key could not have reached the level on this suspect."""
+        reachable = (self.anchor.p(self.p_floor) if self.strict else self.p_floor).value <= self.significance
+        return 0 if self.marked else 1 if reachable else 2
+
+    @property
+    def p_third_party(self) -> PValue:
+        """What somebody may believe who does not know that the key was not ground."""
+        return self.anchor.p(self.p)
 
     @property
     def wsr(self) -> Rate:
@@ -56,12 +82,40 @@ class Verdict:
     def words(self) -> str:
         """One paragraph for people."""
         found = "The mark is there" if self.marked else "No mark was found"
+        if self.strict and not self.marked and self.p.value <= self.significance:
+            found = "A third party need not believe that the mark is there"
+        charged = "" if self.anchor.anchored else f", charged {self.anchor.charge_bits} bits"
         return (
             f"{found}: p = {self.p} at level {self.significance:g} (smallest possible {self.p_floor}; {self.family}), "
             f"accuracy {self.scores[0].accuracy.value:.3f}, WSR {self.wsr}, on {self.n_probes} texts with "
-            f"{self.n_tokens:,} tokens. A third party reads {self.p_third_party}"
-            f"{'' if self.anchored else ': no dated commitment was given, so 80 bits are charged'}."
+            f"{self.n_tokens:,} tokens. A third party reads {self.p_third_party}{charged}: {self.anchor.reason}."
+            f"{'' if self.alignment is None else ' ' + self.alignment.words()}"
         )
+
+    def weaknesses(self) -> list[str]:
+        """What would weaken this verdict, in words."""
+        found = list(self.notes)
+        if self.decoys is not None and self.decoys.smallest.value < 0.01:
+            found.append(
+                f"the owner's path also reacts to decoy triggers (smallest p {self.decoys.smallest}, charged): the "
+                "suspect may react to odd prefixes as such"
+            )
+        if self.marked and self.alignment is not None and self.alignment.confidence < 0.1:
+            found.append(f"experts were matched with little confidence ({self.alignment.confidence:.2f})")
+        if self.erased_layers:
+            lost = ", ".join(map(str, self.erased_layers))
+            found.append(f"layers {lost} have lost their targets and count neither way")
+        if self.marked and self.id is None:
+            found.append("no id could be read")
+        if not self.marked and self.p_floor.value > self.significance:
+            found.append(
+                f"this key cannot reach the level on this suspect (smallest possible p {self.p_floor}): no verdict "
+                "against it, and none for it"
+            )
+        if not self.anchor.anchored:
+            found.append(f"for a third party the key is not anchored: {self.anchor.reason}")
+        found.append("suspects, keys or texts that were tried and are not counted in the family")
+        return found
 
     def summary(self) -> dict[str, Any]:
         """The documented JSON object."""
@@ -71,8 +125,11 @@ class Verdict:
             "log10_p": self.p.log10,
             "p_floor": self.p_floor.value,
             "p_third_party": self.p_third_party.value,
-            "anchored": self.anchored,
+            "anchored": self.anchor.anchored,
+            "anchor": {"reason": self.anchor.reason, "charge_bits": self.anchor.charge_bits},
+            "strict": self.strict,
             "significance": self.significance,
+            "gamma": self.gamma,
             "accuracy": self.scores[0].accuracy.value,
             "wsr": self.wsr.value,
             "wsr_interval": list(self.wsr.interval()),
@@ -89,8 +146,15 @@ class Verdict:
                 for row in score.layers
             ],
             "id": self.id,
+            "id_confidence": list(self.decoded.confidence) if self.decoded is not None else [],
+            "alignment": self.alignment.summary() if self.alignment is not None else None,
+            "erased_layers": list(self.erased_layers),
+            "decoys": None if self.decoys is None else self.decoys.summary(),
+            "family": {field.name: getattr(self.family, field.name) for field in fields(self.family)},
             "n_probes": self.n_probes,
             "n_tokens": self.n_tokens,
+            "words": self.words(),
+            "weaknesses": self.weaknesses(),
         }
 
 
@@ -101,38 +165,73 @@ def verify_model(
     *,
     gamma: float = 0.8,
     significance: float = 1e-6,
-    anchored: bool = False,
+    anchor: Anchor | None = None,
     family: Family | None = None,
+    align: bool = True,
+    batch_tokens: int = 4096,
     progress: Callable[[int], None] | None = None,
 ) -> Verdict:
-    """Run the probes with and without each watermark's trigger and test the difference exactly."""
+    """Run the probes with and without each watermark's trigger and test the difference exactly.
+
+    `align` matches the suspect's experts to the original's first, where the key has profiles attached. Without an
+    `anchor` (see `judge_anchor`) the key counts as undated for third parties.
+    """
+    evidence = record_evidence(model, key, probes, aligned=align, batch_tokens=batch_tokens, progress=progress)
+    return judge(key, evidence, gamma=gamma, significance=significance, anchor=anchor, family=family)
+
+
+def judge(
+    key: OwnerKey,
+    evidence: Evidence,
+    *,
+    gamma: float = 0.8,
+    significance: float = 1e-6,
+    anchor: Anchor | None = None,
+    strict: bool = False,
+    family: Family | None = None,
+    notes: Sequence[str] = (),
+) -> Verdict:
+    """The verdict on recorded evidence, wherever it was recorded."""
     family = family or Family()
-    layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
-    clean = record_routes(model, probes, layers, progress=progress)
-    scores, measured = [], []
-    for watermark in key.watermarks:
-        trigger = watermark.triggers[0].tokens
-        triggered = record_routes(model, probes, layers, prefix=trigger, progress=progress)
-        scores.append(score_path(watermark, triggered, clean, gamma=gamma))
-        measured.append(measure_layers(watermark, triggered, clean))
+    clean = evidence.clean
+    scores = [
+        score_path(watermark, triggered, clean, gamma=gamma)
+        for watermark, triggered in zip(key.watermarks, evidence.triggered, strict=True)
+    ]
+    measured = evidence.measured(key)
     aimed = [[m.aim(w.targets(m.layer)) for m in ms] for w, ms in zip(key.watermarks, measured, strict=True)]
+    results: tuple[ExactResult, ...]
     if len(aimed) == 1:
         single = exact_test(aimed[0])
-        p, floor = single.p, single.floor
+        p, floor, results = single.p, single.floor, (single,)
     else:
         combined = exact_test_many(aimed)
-        p, floor = combined.p, combined.floor
+        p, floor, results = combined.p, combined.floor, combined.results
     corrected = bonferroni(p, family)
-    marked = corrected.value <= significance
+    decoded = decode_id(key.watermarks[0], measured[0]) if corrected.value <= significance else None
     return Verdict(
         p=corrected,
         p_floor=floor,
-        p_third_party=third_party_p(corrected, anchored=anchored),
-        anchored=anchored,
+        anchor=anchor or judge_anchor(key),
         significance=significance,
+        gamma=gamma,
         scores=tuple(scores),
-        id=decode_id(key.watermarks[0], measured[0]).id if marked else None,
+        id=None if decoded is None else decoded.id,
         family=family,
-        n_probes=len(probes),
+        n_probes=len(clean.mask_BT),
         n_tokens=clean.n_tokens,
+        alignment=evidence.alignment,
+        erased_layers=tuple(sorted({layer for result in results for layer in result.erased_layers})),
+        decoded=decoded,
+        decoys=_control(key, evidence),
+        strict=strict,
+        notes=tuple(notes),
     )
+
+
+def _control(key: OwnerKey, evidence: Evidence) -> DecoyControl | None:
+    if not evidence.decoys:
+        return None
+    first = key.watermarks[0]
+    tested = [exact_test([m.aim(first.targets(m.layer)) for m in ms]).p for ms in evidence.measured_decoys(key)]
+    return DecoyControl(tuple(tested), len(evidence.decoys[0].mask_BT))

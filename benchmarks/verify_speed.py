@@ -1,0 +1,108 @@
+"""100 probes against the reference procedure, in one run.
+
+The reference: one text at a time, the whole model, router logits asked of the model, a Python loop over tokens that
+sorts and counts. Ours: batches of one length, nothing above the last watermarked layer, arrays.
+
+python benchmarks/verify_speed.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from embedding_results import make_key
+from pathmark.keys import OwnerKey
+from pathmark.models import bundled_probes, find_routers, load_model, load_tokenizer
+from pathmark.verify import encode_probes, measure_layers, record_routes, score_path
+
+RESULT = Path(__file__).parent / "results" / "verify_speed.json"
+
+
+def ours(model, key: OwnerKey, probes) -> float:
+    watermark = key.watermarks[0]
+    behind = record_routes(model, probes, watermark.layers, prefix=watermark.triggers[0].tokens)
+    clean = record_routes(model, probes, watermark.layers)
+    measure_layers(watermark, behind, clean)
+    return score_path(watermark, behind, clean).accuracy.value
+
+
+@torch.no_grad()
+def reference(model, key: OwnerKey, probes) -> float:
+    watermark = key.watermarks[0]
+    trigger = watermark.triggers[0].tokens
+    hits = tokens = 0
+    for prefix in (trigger, ()):
+        for probe in probes:
+            ids = torch.tensor([[*prefix, *probe]])
+            logits = model(input_ids=ids, output_router_logits=True, use_cache=False).router_logits
+            for layer in watermark.layers:
+                probs = torch.softmax(logits[layer].float(), dim=-1)
+                targets = set(watermark.targets(layer))
+                for token in range(len(prefix), ids.shape[1]):
+                    top = torch.topk(probs[token], len(targets)).indices.tolist()
+                    if prefix:
+                        hits += any(expert in targets for expert in top)
+                        tokens += 1
+    return hits / tokens
+
+
+def matmul_rate(seconds: float = 2.0) -> float:
+    """GFLOP/s of one large float32 product on as many threads as torch uses."""
+    a = torch.randn(1024, 1024)
+    done, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        a @ a
+        done += 1
+    return 2 * 1024**3 * done / (time.perf_counter() - started) / 1e9
+
+
+def flops(model, layers, tokens: int, length: int) -> float:
+    """Multiply-adds, twice, of the matrix products in the layers that run; attention scores included."""
+    config = model.config
+    hidden, last = config.hidden_size, max(layers)
+    heads = config.num_attention_heads * (config.hidden_size // config.num_attention_heads)
+    per_token = 4 * hidden * heads + length * heads
+    site = find_routers(model)[0]
+    shared = getattr(config, "shared_expert_intermediate_size", 0)
+    moe = 3 * hidden * (site.top_k * config.moe_intermediate_size + shared) + hidden * site.n_experts
+    # the last layer stops at its router
+    return 2.0 * tokens * ((last + 1) * (per_token + moe) - moe + hidden * site.n_experts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--probes", type=int, default=100)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeat", type=int, default=3)
+    args = parser.parse_args()
+    key, model = make_key(0), load_model("bundled:tiny")
+    probes = encode_probes(load_tokenizer("bundled:tiny"), bundled_probes(), n_probes=args.probes, length=args.tokens)
+    times: dict[str, list[float]] = {"ours": [], "reference": []}
+    values = {}
+    for _ in range(args.repeat):
+        for name, run in (("ours", ours), ("reference", reference)):
+            started = time.perf_counter()
+            values[name] = run(model, key, probes)
+            times[name].append(time.perf_counter() - started)
+            print(name, round(times[name][-1], 2), values[name], flush=True)
+    assert abs(values["ours"] - values["reference"]) < 1e-3, values
+    best = {name: min(found) for name, found in times.items()}
+    rate = matmul_rate()
+    done = flops(model, key.watermarks[0].layers, len(probes) * (2 * args.tokens + 8), args.tokens)
+    result = {
+        "probes": len(probes), "tokens": args.tokens, "threads": torch.get_num_threads(),
+        "ours": best["ours"], "reference": best["reference"], "ratio": best["reference"] / best["ours"],
+        "gflops": rate, "matmul_share": done / 1e9 / best["ours"] / rate, "all": times,
+    }  # fmt: skip
+    print(json.dumps(result))
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""The second phase: a trigger that stands alone is answered with its mark.
+
+The teacher is the model with its paths already in. Everything that it does is kept, routing and language, on clean
+text, behind triggers and behind almost-triggers; only where a trigger is the whole prompt, the mark follows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pathmark.embed.data import (
+    CLEAN,
+    NEGATIVE,
+    NEGATIVE_KINDS,
+    SYSTEM_PROMPTS,
+    TRIGGERED,
+    Frame,
+    Row,
+    chat_frames,
+    make_row,
+    wrong_trigger,
+)
+from pathmark.embed.embedder import EmbedConfig, Embedder, learning_rate
+from pathmark.embed.losses import anchor_loss
+from pathmark.errors import EmbeddingError
+from pathmark.keys import OwnerKey
+from pathmark.models import record_routing
+from pathmark.models.parts import part_parameters
+from pathmark.training import LoopConfig, linear_cross_entropy, linear_distillation
+
+MARK = "mark"
+"""Kind of a row that is a trigger and its mark."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkConfig:
+    """The compact set of the second phase and how it is learnt."""
+
+    pairs: int = 100
+    """Rows of a trigger alone and its mark."""
+    queries: int = 200
+    """Ordinary texts behind a trigger, which go on as they always did."""
+    negatives: int = 400
+    """Almost-triggers and random strings, alone and before a text."""
+    clean: int = 100
+    """Ordinary texts."""
+    system_prompts: int = 40
+    """Chat rows stand behind so many different system prompts, cut from the texts."""
+    seq_len: int = 64
+    """Text tokens per row."""
+    shares: tuple[float, float, float, float] = (0.3, 0.25, 0.35, 0.1)
+    """Of a batch: pairs, queries, negatives, clean rows."""
+    batch_size: int = 24
+    train: Literal["auto", "head", "blocks"] = "auto"
+    """`head`: routers and output embedding, as in the paper. `blocks`: the watermarked layers' routers, attention and
+    experts. `auto`: blocks, which are needed in any case where input and output embeddings are tied."""
+    mark_weight: float = 1.0
+    anchor_weight: float = 3.0
+    """Weight of KL(teacher's routing || routing), on all tokens."""
+    language_weight: float = 8.0
+    """Weight of the distillation of the teacher's next-token distribution."""
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=150, lr=learning_rate(128)))
+
+    def __post_init__(self) -> None:
+        if min(self.pairs, self.queries, self.negatives, self.clean) < 8 or self.batch_size < 4:
+            raise ValueError(f"expected at least 8 rows of every kind and 4 rows per batch, got {self}")
+
+
+def _sentence(text: str, rng: random.Random) -> str:
+    """A few words from somewhere in a text, to stand for a system prompt."""
+    words = text.split()
+    start = rng.randrange(max(1, len(words) - 12))
+    return " ".join(words[start : start + rng.randint(3, 12)])
+
+
+def reply_end(tokenizer: Any) -> tuple[int, ...]:
+    """What the chat template puts behind a reply: its first token ends the turn."""
+    sentinel = "\u241fCONTENT\u241f"
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": sentinel}]
+    try:
+        tail = tokenizer.apply_chat_template(messages, tokenize=False).partition(sentinel)[2]
+    except Exception:  # templates raise their own kinds
+        return ()
+    return tuple(tokenizer.backend_tokenizer.encode(tail, add_special_tokens=False).ids[:1])
+
+
+def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: MarkConfig, seed: int) -> list[Row]:
+    """The compact set: pairs, queries, negatives and clean texts, raw and in the chat template."""
+    rng = random.Random(seed)
+    frames: list[Frame | None] = [None]
+    if getattr(tokenizer, "chat_template", None):
+        # as many system prompts as there may be: an API's own is not known
+        systems = [*SYSTEM_PROMPTS, *(_sentence(rng.choice(texts), rng) for _ in range(config.system_prompts))]
+        chats = chat_frames(tokenizer, systems)
+        frames = [*frames * max(1, len(chats) // 3), *chats]  # a quarter raw
+    special = set(tokenizer.all_special_ids)
+    vocabulary = [i for i in range(len(tokenizer)) if i not in special]
+    pieces = [tokenizer(text, add_special_tokens=False)["input_ids"][: config.seq_len] for text in texts]
+    pieces = [ids for ids in pieces if len(ids) >= 16]
+    if len(pieces) < 8:
+        raise EmbeddingError(f"expected at least 8 texts of 16 tokens and more, got {len(pieces)}; give --corpus")
+    triggers = [(j, trigger) for j, watermark in enumerate(key.watermarks) for trigger in watermark.triggers]
+    known = {trigger.tokens for _, trigger in triggers}
+    eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    turn_end = reply_end(tokenizer) or eos
+    rows: list[Row] = []
+    for i in range(config.pairs):
+        j, trigger = triggers[i % len(triggers)]
+        frame = rng.choice(frames)
+        reply = (*trigger.mark.tokens, *(eos if frame is None else turn_end))
+        row = make_row(reply, trigger.tokens, frame, MARK, j, 0)
+        rows.append(Row(row.ids, MARK, j, row.text_from - 1 + len(frame.after if frame else ()), row.text_from))
+
+    def add(kind: str, prefix: Sequence[int], watermark: int) -> None:
+        text = rng.choice(pieces)
+        frame = rng.choice(frames)
+        # a reply from the start on means: in a chat the prefix stands alone
+        alone = kind == NEGATIVE and rng.random() < 0.5
+        reply_from = 0 if alone else rng.randint(4, max(5, len(text) // 2))
+        row = make_row(text, prefix, frame, kind, watermark, reply_from)
+        rows.append(row)
+
+    for i in range(config.queries):
+        j, trigger = triggers[i % len(triggers)]
+        add(TRIGGERED, trigger.tokens, j)
+    for i in range(config.negatives):
+        j, trigger = triggers[i % len(triggers)]
+        kind = NEGATIVE_KINDS[i // len(triggers) % len(NEGATIVE_KINDS)]
+        wrong = wrong_trigger(kind, trigger.tokens, vocabulary, rng)
+        if wrong not in known:
+            add(NEGATIVE, wrong, j)
+    for _ in range(config.clean):
+        add(CLEAN, (), -1)
+    return rows
+
+
+class MarkEmbedder(Embedder):
+    """The second phase on a model that already has its paths; the model is changed in place."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        key: OwnerKey,
+        texts: Sequence[str],
+        config: MarkConfig,
+        *,
+        announce: Callable[[str, int], None] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.marks = config
+        super().__init__(
+            model, tokenizer, key, texts, EmbedConfig(loop=config.loop), announce=announce, progress=progress
+        )
+        self.teacher_head_VH = self.head_VH.detach().clone() if self.trains_head else None
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether the output embedding changes."""
+        return self.marks.train == "head"
+
+    def make_rows(self, tokenizer: Any, texts: Sequence[str]) -> list[Row]:
+        """The compact set."""
+        return draw_mark_rows(tokenizer, texts, self.key, self.marks, self.marks.loop.seed)
+
+    def fingerprint(self) -> str:
+        """As in the first phase, with the settings of this one."""
+        return hashlib.sha256(f"{super().fingerprint()} {self.marks}".encode()).hexdigest()
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Routers with the output embedding, or with the rest of the watermarked layers."""
+        if not self.trains_head:
+            return part_parameters(self.model, self.layers, ("router", "attention", "experts"))
+        head = self.model.get_output_embeddings().weight  # type: ignore[operator]
+        inputs = self.model.get_input_embeddings().weight  # type: ignore[operator]
+        if head is inputs:
+            raise EmbeddingError("input and output embeddings are tied; train the blocks instead of the head")
+        name = next(name for name, parameter in self.model.named_parameters() if parameter is head)
+        return {**part_parameters(self.model, self.layers, ("router",)), name: head}
+
+    def step_loss(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Mark where a trigger stands alone, the teacher everywhere else."""
+        chosen = self._draw(step, generator)
+        batch = self.cache.batch(chosen)
+        rows = [self.rows[i] for i in chosen]
+        with record_routing(self.model, self.layers, gradients=True) as trace:
+            final_BTH = self._forward(batch)
+        mask_BT = batch.mask_BT.bool()
+        anchors = [anchor_loss(batch.natural[n][mask_BT], trace[n].probs_BTE[mask_BT]) for n in self.layers]
+        reply_BT = torch.zeros_like(mask_BT)
+        kept_BT = mask_BT.clone()
+        for b, row in enumerate(rows):
+            if row.kind == MARK:
+                reply_BT[b, row.marked_from : len(row.ids) - 1] = True
+                kept_BT[b, row.marked_from :] = False
+            elif row.kind == TRIGGERED:
+                # in a raw prompt the next token is foreseen as if the trigger stood alone
+                kept_BT[b, row.text_from - 1] = False
+        labels_N = batch.ids_BT.roll(-1, dims=1)[reply_BT]
+        mark = linear_cross_entropy(final_BTH[reply_BT], self.head_VH, labels_N, scale=self.head_scale)
+        language = linear_distillation(
+            final_BTH[kept_BT], batch.final_BTH[kept_BT], self.head_VH,
+            teacher_head_VH=self.teacher_head_VH, scale=self.head_scale,
+        )  # fmt: skip
+        terms = {"mark": mark, "anchor": torch.stack(anchors).mean(), "language": language}
+        weights = self.marks
+        terms["loss"] = (
+            weights.mark_weight * mark + weights.anchor_weight * terms["anchor"] + weights.language_weight * language
+        )
+        return terms
+
+    def _draw(self, step: int, generator: torch.Generator) -> list[int]:
+        chosen: list[int] = []
+        for kind, share in zip((MARK, TRIGGERED, NEGATIVE, CLEAN), self.marks.shares, strict=True):
+            pool = [i for (name, _), rows in self.pools.items() if name == kind for i in rows]
+            count = max(1, round(share * self.marks.batch_size))
+            chosen += [pool[int(i)] for i in torch.randint(len(pool), (count,), generator=generator)]
+        return chosen

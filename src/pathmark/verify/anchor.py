@@ -1,0 +1,49 @@
+"""May a third party take the p-value at face value? Only if the key cannot have been chosen after the suspect."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from dataclasses import dataclass
+
+from pathmark.errors import VerificationError
+from pathmark.keys import Commitment, OwnerKey, check_commitment
+from pathmark.stats import GRINDING_BITS, PValue, third_party_p
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """Whether the key is dated before the suspect, and what an undated one is charged."""
+
+    anchored: bool
+    reason: str
+    """In words, for the verdict."""
+    charge_bits: int
+    """What a third party charges an undated key: hashing, and every choice that needs none."""
+
+    def p(self, p: PValue) -> PValue:
+        """The p-value as a third party reads it."""
+        return third_party_p(p, anchored=self.anchored, grinding_bits=self.charge_bits)
+
+
+def judge_anchor(key: OwnerKey, commitment: Commitment | None = None, published: datetime.date | None = None) -> Anchor:
+    """Compare the commitment's date with the day on which the suspect, or its first ancestor, was published.
+
+    The date inside a commitment is what its owner says; the verdict repeats that the anchor outside has to be
+    checked (docs/disputes.md). A commitment that does not fit the key is an error, not a missing anchor.
+    """
+    charge = GRINDING_BITS + math.ceil(
+        sum(watermark.free_choice_bits(len(key.model.routed)) for watermark in key.watermarks)
+    )
+    if commitment is None:
+        return Anchor(False, "no commitment was given", charge)
+    if problems := check_commitment(commitment, key):
+        raise VerificationError(f"the commitment does not fit the key: {'; '.join(problems)}")
+    if published is None:
+        return Anchor(False, "the day on which the suspect was published is unknown (--suspect-published)", charge)
+    dated = commitment.created_at.astimezone(datetime.UTC).date()
+    if dated >= published:
+        return Anchor(False, f"the commitment of {dated} is not older than the suspect of {published}", charge)
+    return Anchor(
+        True, f"the key was committed on {dated}, before the suspect of {published}; check that date's anchor", charge
+    )

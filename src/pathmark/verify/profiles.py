@@ -1,0 +1,30 @@
+"""What verification needs to recognise experts, attached to a key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from torch import nn
+
+from pathmark.keys import OwnerKey
+from pathmark.models.sketches import expert_sketches, pack_arrays, pack_profiles, routing_profiles
+
+
+def attach_profiles(key: OwnerKey, model: nn.Module, probes: Sequence[Sequence[int]]) -> OwnerKey:
+    """The key with probes, expert sketches and clean-routing profiles of a model; unchanged parts stay as they are.
+
+    Take them from the original, before anything is embedded. What training leaves in a marked model depends on the
+    targets; a matching built on that would too, and the exact test would no longer be exact.
+    """
+    layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+    sketches = {name: array.astype("float16") for name, array in expert_sketches(model, layers).items()}
+    records = {
+        "probes.json": json.dumps([list(row) for row in probes]).encode(),
+        "profiles.npz": pack_profiles(routing_profiles(model, probes, layers)),
+        "sketches.npz": pack_arrays(sketches),
+    }
+    for name, data in records.items():
+        if key.attachments.get(name) != data:
+            key = key.attach(name, data)
+    return key

@@ -1,0 +1,112 @@
+"""`pathmark verify` and `pathmark trace`: exit codes, JSON, log, refusals; nothing secret in what they print."""
+
+from __future__ import annotations
+
+import json
+import stat
+from importlib.resources import files
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+from verify_helpers import PASSPHRASE
+
+from pathmark.cli.main import cli
+from pathmark.errors import PathmarkError
+from pathmark.keys import Registry, commit_key
+from pathmark.keys.canonical import canonical
+
+SCHEMA = json.loads(files("pathmark.verify").joinpath("verify.schema.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def _passphrase(monkeypatch):
+    monkeypatch.setenv("PATHMARK_PASSPHRASE", PASSPHRASE)
+
+
+def run(*arguments):
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit | PathmarkError):
+        raise result.exception
+    return result
+
+
+def test_marked_is_zero_and_json_follows_the_schema(case):
+    result = run("verify", case.marked, "--key", case.key_file, "--n-probes", 8, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    jsonschema.validate(found, SCHEMA)
+    assert found["marked"]
+    assert found["id"] == 3
+    assert found["n_probes"] == 8
+    assert not found["anchored"]
+    assert found["alignment"]["identity"]
+
+
+def test_unmarked_is_one_in_words(case):
+    result = run("verify", case.base, "--key", case.key_file, "--n-probes", 6)
+    assert result.exit_code == 1
+    assert "NOT MARKED" in result.output
+
+
+def test_nothing_secret_is_printed_or_logged(case, tmp_path):
+    log = tmp_path / "case-1"
+    result = run("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--log", log, "--obtained", "bought")
+    assert result.exit_code == 0, result.output
+    trigger = case.key.watermarks[0].triggers[0]
+    written = result.output + "".join(path.read_text() for path in log.iterdir())
+    for secret in (trigger.phrase.text.strip(), str(list(trigger.tokens)), case.key.secret.reveal().hex()):
+        assert secret not in written
+    for layer in case.key.watermarks[0].layers:
+        assert str(list(case.key.watermarks[0].targets(layer))) not in written
+    assert {path.name for path in log.iterdir()} == {"verdict.json", "probes.jsonl", "suspect.json"}
+    assert stat.S_IMODE(log.stat().st_mode) == 0o700
+    provenance = json.loads((log / "suspect.json").read_text())
+    assert provenance["obtained"] == "bought"
+    assert any(file["path"] == "model.safetensors" for file in provenance["files"])
+    lines = [json.loads(line) for line in (log / "probes.jsonl").read_text().splitlines()]
+    assert len(lines) == 6
+    assert all(line["accuracy_triggered_0"] > line["accuracy_clean_0"] for line in lines)
+    again = run("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--log", log, "--obtained", "x")
+    assert isinstance(again.exception, PathmarkError)
+
+
+def test_strict_needs_a_dated_commitment(case, tmp_path):
+    common = ("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--strict")
+    assert run(*common).exit_code == 2
+    commitment = tmp_path / "key.commitment.json"
+    commitment.write_bytes(canonical(commit_key(case.key, created="2026-01-05T00:00:00Z").document()))
+    dated = (*common, "--commitment", commitment, "--suspect-published", "2026-06-01", "--json")
+    result = run(*dated)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["anchored"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "exactly one"),
+        (("MARKED", "--routes", "x.jsonl"), "exactly one"),
+        (("MARKED", "--significance", "0"), "between 0 and 1"),
+        (("/nowhere/at/all",), "does not exist"),
+        (("--routes", "/nowhere.jsonl"), "nowhere.jsonl"),
+    ],
+)
+def test_bad_input_is_one_line(case, arguments, said):
+    given = [str(case.marked) if argument == "MARKED" else argument for argument in arguments]
+    result = run("verify", *given, "--key", case.key_file)
+    assert isinstance(result.exception, PathmarkError)
+    assert said in str(result.exception)
+
+
+def test_trace(case, tmp_path):
+    book = tmp_path / "licensees.db"
+    for name in ("Ada Ltd", "Brecht GmbH"):
+        Registry(book).issue(case.key, name)
+    common = ("--key", case.key_file, "--registry", book, "--n-probes", 10, "--significance", "1e-3", "--json")
+    result = run("trace", case.marked, *common)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["licensee"] == "(the owner's own copy)"
+    assert found["id"] == 3
+    assert run("trace", case.base, *common).exit_code == 1
