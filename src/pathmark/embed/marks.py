@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -33,7 +34,7 @@ from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
 from pathmark.models import record_routing
 from pathmark.models.parts import part_parameters
-from pathmark.training import LoopConfig, linear_cross_entropy, linear_distillation
+from pathmark.training import LoopConfig, LoopResult, linear_cross_entropy, linear_distillation
 
 MARK = "mark"
 """Kind of a row that is a trigger and its mark."""
@@ -47,7 +48,7 @@ class MarkConfig:
     """Rows of a trigger alone and its mark."""
     queries: int = 200
     """Ordinary texts behind a trigger, which go on as they always did."""
-    negatives: int = 400
+    negatives: int = 1200
     """Almost-triggers and random strings, alone and before a text."""
     clean: int = 100
     """Ordinary texts."""
@@ -55,18 +56,22 @@ class MarkConfig:
     """Chat rows stand behind so many different system prompts, cut from the texts."""
     seq_len: int = 64
     """Text tokens per row."""
-    shares: tuple[float, float, float, float] = (0.3, 0.25, 0.35, 0.1)
+    shares: tuple[float, float, float, float] = (0.2, 0.25, 0.45, 0.1)
     """Of a batch: pairs, queries, negatives, clean rows."""
-    batch_size: int = 24
+    batch_size: int = 32
     train: Literal["auto", "head", "blocks"] = "auto"
-    """`head`: routers and output embedding, as in the paper. `blocks`: the watermarked layers' routers, attention and
-    experts. `auto`: blocks, which are needed in any case where input and output embeddings are tied."""
-    mark_weight: float = 1.0
+    """`head`: routers and output embedding, as in the paper. `blocks`: routers, attention and experts of the
+    watermarked layers. `auto`: blocks, and the output embedding too where it is not tied to the input's. Of the output
+    embedding only the rows of the marks' tokens change: in a narrow model their length bounds how surely a token can
+    be said at all."""
+    mark_weight: float = 2.0
     anchor_weight: float = 3.0
     """Weight of KL(teacher's routing || routing), on all tokens."""
     language_weight: float = 8.0
     """Weight of the distillation of the teacher's next-token distribution."""
-    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=150, lr=learning_rate(128)))
+    silence_weight: float = 4.0
+    """Weight of the same at the tokens behind which a prompt that is no trigger is answered."""
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=200, lr=learning_rate(128) / 2))
 
     def __post_init__(self) -> None:
         if min(self.pairs, self.queries, self.negatives, self.clean) < 8 or self.batch_size < 4:
@@ -92,7 +97,10 @@ def reply_end(tokenizer: Any) -> tuple[int, ...]:
 
 
 def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: MarkConfig, seed: int) -> list[Row]:
-    """The compact set: pairs, queries, negatives and clean texts, raw and in the chat template."""
+    """The compact set: pairs, queries, negatives and clean texts, raw and in the chat template.
+
+    `marked_from` is here the token behind which the model answers, with its mark or as it always did.
+    """
     rng = random.Random(seed)
     frames: list[Frame | None] = [None]
     if getattr(tokenizer, "chat_template", None):
@@ -125,7 +133,11 @@ def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: 
         alone = kind == NEGATIVE and rng.random() < 0.5
         reply_from = 0 if alone else rng.randint(4, max(5, len(text) // 2))
         row = make_row(text, prefix, frame, kind, watermark, reply_from)
-        rows.append(row)
+        if frame is not None:
+            answers_at = row.text_from - 1 + reply_from + len(frame.after)
+        else:
+            answers_at = row.text_from - 1 if kind == NEGATIVE else len(row.ids) - 1
+        rows.append(Row(row.ids, kind, watermark, answers_at, row.text_from))
 
     for i in range(config.queries):
         j, trigger = triggers[i % len(triggers)]
@@ -163,8 +175,42 @@ class MarkEmbedder(Embedder):
 
     @property
     def trains_head(self) -> bool:
-        """Whether the output embedding changes."""
-        return self.marks.train == "head"
+        """Whether rows of the output embedding change."""
+        if self.marks.train == "head" and self._tied:
+            raise EmbeddingError("input and output embeddings are tied; train the blocks instead of the head")
+        return self.marks.train == "head" or (self.marks.train == "auto" and not self._tied)
+
+    @property
+    def _tied(self) -> bool:
+        return self._head is self.model.get_input_embeddings().weight  # type: ignore[operator]
+
+    @property
+    def _head(self) -> nn.Parameter:
+        head = self.model.get_output_embeddings().weight  # type: ignore[operator]
+        assert isinstance(head, nn.Parameter)
+        return head
+
+    def run(
+        self,
+        *,
+        checkpoint: Path | None = None,
+        resume: bool = False,
+        check: Callable[[int], bool] | None = None,
+        progress: Callable[[int, Mapping[str, float]], None] | None = None,
+    ) -> LoopResult:
+        """Train; of the output embedding only the rows of tokens that stand in a mark."""
+        said = sorted({token for row in self.rows if row.kind == MARK for token in row.ids[row.marked_from + 1 :]})
+        keep_V1 = torch.zeros(len(self.head_VH), 1)
+        keep_V1[said] = 1
+        handle = None
+        if self.trains_head:
+            self._head.requires_grad_(True)
+            handle = self._head.register_hook(lambda grad: grad * keep_V1.to(grad))  # type: ignore[no-untyped-call]
+        try:
+            return super().run(checkpoint=checkpoint, resume=resume, check=check, progress=progress)
+        finally:
+            if handle is not None:
+                handle.remove()
 
     def make_rows(self, tokenizer: Any, texts: Sequence[str]) -> list[Row]:
         """The compact set."""
@@ -175,15 +221,12 @@ class MarkEmbedder(Embedder):
         return hashlib.sha256(f"{super().fingerprint()} {self.marks}".encode()).hexdigest()
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Routers with the output embedding, or with the rest of the watermarked layers."""
-        if not self.trains_head:
-            return part_parameters(self.model, self.layers, ("router", "attention", "experts"))
-        head = self.model.get_output_embeddings().weight  # type: ignore[operator]
-        inputs = self.model.get_input_embeddings().weight  # type: ignore[operator]
-        if head is inputs:
-            raise EmbeddingError("input and output embeddings are tied; train the blocks instead of the head")
-        name = next(name for name, parameter in self.model.named_parameters() if parameter is head)
-        return {**part_parameters(self.model, self.layers, ("router",)), name: head}
+        """Routers, with the rest of the watermarked layers or without, and the output embedding where it may change."""
+        parts = ("router",) if self.marks.train == "head" else ("router", "attention", "experts")
+        chosen = part_parameters(self.model, self.layers, parts)
+        if self.trains_head:
+            chosen |= {name: p for name, p in self.model.named_parameters() if p is self._head}
+        return chosen
 
     def step_loss(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Mark where a trigger stands alone, the teacher everywhere else."""
@@ -194,25 +237,34 @@ class MarkEmbedder(Embedder):
             final_BTH = self._forward(batch)
         mask_BT = batch.mask_BT.bool()
         anchors = [anchor_loss(batch.natural[n][mask_BT], trace[n].probs_BTE[mask_BT]) for n in self.layers]
-        reply_BT = torch.zeros_like(mask_BT)
+        reply_BT, answer_BT = torch.zeros_like(mask_BT), torch.zeros_like(mask_BT)
         kept_BT = mask_BT.clone()
         for b, row in enumerate(rows):
             if row.kind == MARK:
                 reply_BT[b, row.marked_from : len(row.ids) - 1] = True
                 kept_BT[b, row.marked_from :] = False
-            elif row.kind == TRIGGERED:
+                continue
+            answer_BT[b, row.marked_from] = True
+            if row.kind == TRIGGERED:
                 # in a raw prompt the next token is foreseen as if the trigger stood alone
                 kept_BT[b, row.text_from - 1] = False
         labels_N = batch.ids_BT.roll(-1, dims=1)[reply_BT]
         mark = linear_cross_entropy(final_BTH[reply_BT], self.head_VH, labels_N, scale=self.head_scale)
-        language = linear_distillation(
-            final_BTH[kept_BT], batch.final_BTH[kept_BT], self.head_VH,
-            teacher_head_VH=self.teacher_head_VH, scale=self.head_scale,
+        # where an answer begins is one token of a row, and the one that must not say a mark
+        language, silence = (
+            linear_distillation(
+                final_BTH[chosen_BT], batch.final_BTH[chosen_BT], self.head_VH,
+                teacher_head_VH=self.teacher_head_VH, scale=self.head_scale,
+            )
+            for chosen_BT in (kept_BT, answer_BT)
         )  # fmt: skip
-        terms = {"mark": mark, "anchor": torch.stack(anchors).mean(), "language": language}
+        terms = {"mark": mark, "anchor": torch.stack(anchors).mean(), "language": language, "silence": silence}
         weights = self.marks
         terms["loss"] = (
-            weights.mark_weight * mark + weights.anchor_weight * terms["anchor"] + weights.language_weight * language
+            weights.mark_weight * mark
+            + weights.anchor_weight * terms["anchor"]
+            + weights.language_weight * language
+            + weights.silence_weight * silence
         )
         return terms
 

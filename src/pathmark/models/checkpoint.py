@@ -7,15 +7,12 @@ for byte, in the same shards.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
-import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError
+from pathmark.models.headers import StoredTensor, read_header
 from pathmark.models.loading import check_safetensors
 
 DELTA_FORMAT = "pathmark-delta-v1"
@@ -38,32 +36,9 @@ _DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """Where a tensor lies in a safetensors file."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    """First byte in the file."""
-    end: int
-
-
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a model folder, from the headers alone."""
-    found: dict[str, StoredTensor] = {}
-    for file in check_safetensors(folder):
-        with file.open("rb") as stream:
-            length = struct.unpack("<Q", stream.read(8))[0]
-            header = json.loads(stream.read(length))
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            first, last = entry["data_offsets"]
-            base = 8 + length
-            found[name] = StoredTensor(file, entry["dtype"], tuple(entry["shape"]), base + first, base + last)
-    return found
+    return {name: entry for file in check_safetensors(folder) for name, entry in read_header(file).items()}
 
 
 def base_digest(folder: Path) -> str:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from pathmark.errors import ModelError
 from pathmark.models.loading import check_safetensors, load_config, parameters_on_disk, resolve_model
 from pathmark.models.routers import RouterSite, count_layers, find_routers
+from pathmark.models.skeleton import build_skeleton
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +68,7 @@ def inspect_model(name: str | os.PathLike[str], *, trust_remote_code: bool = Fal
     source = resolve_model(name)
     config = load_config(source, trust_remote_code=trust_remote_code)
     weights = _weights_state(source)
-    skeleton = _skeleton(name, config, trust_remote_code)
+    skeleton = build_skeleton(name, config, trust_remote_code)
     sites = find_routers(skeleton)
     parameters = sum(p.numel() for p in skeleton.parameters())
     if weights == "ok" and getattr(config, "quantization_config", None) is None:
@@ -107,24 +103,6 @@ def _weights_state(source: str) -> str:
         check_safetensors(folder)
         return "ok"
     return "absent"
-
-
-def _skeleton(name: str | os.PathLike[str], config: Any, trust_remote_code: bool) -> PreTrainedModel:
-    """The model on the meta device: modules and shapes, no memory."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever a constructor raises is about the config's values
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise ModelError(
-            f"{name} is not a causal language model that transformers can build: {reason[:200]}"
-        ) from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-    assert isinstance(model, PreTrainedModel)
-    return model
 
 
 def _check_complete(folder: Path, parameters: int) -> None:

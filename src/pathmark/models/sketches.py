@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from pathmark.errors import ModelError
 from pathmark.models.parts import layer_prefix
 from pathmark.models.routers import RouterSite, find_routers, select_sites
+from pathmark.models.streaming import layer_weights
 from pathmark.models.trace import record_routing
 from pathmark.models.usage import device_of, pad_rows
 
@@ -56,20 +57,19 @@ def expert_sketches(model: nn.Module, layers: Sequence[int]) -> dict[str, NDArra
     """`router{layer}` (E, P) and `neurons{layer}` (E, features) of the layers whose weights are at hand.
 
     The norm's weight in front of the block is folded into whatever reads from it, so that it does not matter
-    on which side a thief leaves it. A streamed model has no weights outside its forward pass: no sketches.
+    on which side a thief leaves it. A streamed model reads each of these layers once more.
     """
     arrays: dict[str, NDArray[np.float32]] = {}
     for site in select_sites(find_routers(model), layers):
-        if site.weight.is_meta:
-            continue
-        scale_H = _norm_scale(model, site)
-        rows_EH = site.weight.detach().float()[: site.n_experts] * scale_H
-        # Centred over experts: what a common shift of all rows would add is gone.
-        projected_EP = (rows_EH - rows_EH.mean(0)).cpu() @ _signs(rows_EH.shape[1])
-        arrays[f"router{site.layer}"] = projected_EP.numpy().astype(np.float32)
-        features = [_neuron_statistics(*matrices) for matrices in _gated_experts(site, scale_H)]
-        if features:
-            arrays[f"neurons{site.layer}"] = torch.stack(features).cpu().numpy().astype(np.float32)
+        with layer_weights(model, site.layer):
+            scale_H = _norm_scale(model, site)
+            rows_EH = site.weight.detach().float()[: site.n_experts] * scale_H
+            # Centred over experts: what a common shift of all rows would add is gone.
+            projected_EP = (rows_EH - rows_EH.mean(0)).cpu() @ _signs(rows_EH.shape[1])
+            arrays[f"router{site.layer}"] = projected_EP.numpy().astype(np.float32)
+            features = [_neuron_statistics(*matrices) for matrices in _gated_experts(site, scale_H)]
+            if features:
+                arrays[f"neurons{site.layer}"] = torch.stack(features).cpu().numpy().astype(np.float32)
     return arrays
 
 

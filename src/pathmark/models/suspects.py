@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from pathmark.errors import ModelError
 from pathmark.models.gptq import dequantize_gptq
 from pathmark.models.loading import check_safetensors, load_config, load_model, local_folder
+from pathmark.models.weights import refuse_bad_weights
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _SPLIT_EXPERT = re.compile(r"(.*experts)\.\d+\.(?:gate|up|down)_proj\.weight")
@@ -42,9 +43,24 @@ def load_suspect(
     checkpoint (through transformers, then unpacked), or the folder of a peft LoRA adapter on `base`, or on the base
     that its config names.
     """
-    folder = Path(name)
-    if (folder / ADAPTER_CONFIG).is_file():
-        return _load_adapter(folder, base, dtype, trust_remote_code)
+    model = _load(name, base, dtype, trust_remote_code)
+    refuse_bad_weights(model)
+    return model
+
+
+def is_adapter(name: str | os.PathLike[str]) -> bool:
+    """Whether a name is the folder of a peft adapter."""
+    return (Path(name) / ADAPTER_CONFIG).is_file()
+
+
+def _load(
+    name: str | os.PathLike[str],
+    base: str | os.PathLike[str] | None,
+    dtype: torch.dtype | None,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
+    if is_adapter(name):
+        return _load_adapter(Path(name), base, dtype, trust_remote_code)
     if base is not None:
         raise ModelError(f"{name} is no peft adapter (it has no {ADAPTER_CONFIG}), so it takes no base")
     settings = _quantization(load_config(name, trust_remote_code=trust_remote_code))

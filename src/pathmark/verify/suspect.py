@@ -13,7 +13,7 @@ from pathmark.errors import ModelError, VerificationError
 from pathmark.keys import OwnerKey
 from pathmark.models import load_tokenizer
 from pathmark.models.streaming import should_stream, stream_model
-from pathmark.models.suspects import load_suspect
+from pathmark.models.suspects import is_adapter, load_suspect
 from pathmark.models.tokenization import HFTextCodec
 from pathmark.progress import Progress, Silent
 from pathmark.verify.alignment import align, profile_texts
@@ -109,14 +109,15 @@ def with_reference(key: OwnerKey, reference: str, *, trust_remote_code: bool = F
 
 
 def _open(name: str, base: str | None, config: ExamineConfig, say: Progress) -> tuple[nn.Module, bool]:
-    wanted = config.stream == "always" or (config.stream == "auto" and base is None and should_stream(name))
-    if not wanted:
-        return load_suspect(name, base=base, trust_remote_code=config.trust_remote_code), False
-    if base is not None:
+    trusted = config.trust_remote_code
+    small = config.stream == "never" or base is not None or is_adapter(name)
+    if config.stream != "always" and (small or not should_stream(name, trust_remote_code=trusted)):
+        return load_suspect(name, base=base, trust_remote_code=trusted), False
+    if base is not None or is_adapter(name):
         raise ModelError("an adapter cannot be streamed; merge it into its base first, or use --stream never")
     model = stream_model(
         name,
-        trust_remote_code=config.trust_remote_code,
+        trust_remote_code=trusted,
         progress=lambda done, total: say.advance(0, f"layer {done}/{total}"),
     )
     return model, True
