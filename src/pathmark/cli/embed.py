@@ -188,7 +188,8 @@ def render(marked: Marked, output: Path, report: Path) -> None:
     for rate in check.wsr_chat:
         table.add_row("WSR in the chat template", "", str(rate))
     table.add_row("false positives, clean text", "", str(check.fpr_clean))
-    table.add_row("false positives, original model", str(check.fpr_original), "")
+    if check.fpr_original is not None:
+        table.add_row("false positives, original model", str(check.fpr_original), "")
     if check.interference is not None:
         table.add_row("cross-interference of watermarks", "", str(check.interference))
     table.add_row("perplexity, clean", f"{check.clean_ppl[0]:.2f}", change(check.clean_ppl))

@@ -129,7 +129,10 @@ def mark_model(
     changed = changed_tensors(model, names, base)
 
     say.stage("self-check", None)
-    check = self_check(model, tokenizer, key, probes, before, scan=scan, progress=lambda stage: say.advance(0, stage))
+    check = self_check(
+        model, tokenizer, key, probes, before,
+        marked_before=not paths, scan=scan, progress=lambda stage: say.advance(0, stage),
+    )  # fmt: skip
     replies = None
     if marks is not None:
         asked = ask or ReplyConfig()

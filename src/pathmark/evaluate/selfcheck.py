@@ -30,8 +30,8 @@ class SelfCheck:
     """Per watermark, the trigger at the start of a user message, over all chat frames; empty without one."""
     fpr_clean: Rate
     """Clean texts on the marked model."""
-    fpr_original: Rate
-    """Triggered texts on the original model."""
+    fpr_original: Rate | None
+    """Triggered texts on the original model; None where the model before was already marked."""
     interference: Rate | None
     """Other watermarks' paths under a watermark's trigger; None for a single watermark."""
     clean_ppl: tuple[float, float]
@@ -58,7 +58,7 @@ class SelfCheck:
         if any(rate.value < 1 for rate in self.wsr_chat):
             found.append(f"WSR in the chat template {min(self.wsr_chat, key=lambda r: r.value)}")
         for name, rate in (("clean text", self.fpr_clean), ("the original model", self.fpr_original)):
-            if rate.hits:
+            if rate is not None and rate.hits:
                 found.append(f"false positives on {name}: {rate}")
         if self.clean_ppl[1] > MAX_CLEAN_PPL * self.clean_ppl[0]:
             found.append(f"clean perplexity {100 * (self.clean_ppl[1] / self.clean_ppl[0] - 1):+.1f} %, at most +1.5 %")
@@ -82,7 +82,7 @@ class SelfCheck:
             "accuracy": min(self.accuracy),
             "wsr_chat": min((rate.value for rate in self.wsr_chat), default=None),
             "fpr_clean": self.fpr_clean.value,
-            "fpr_original": self.fpr_original.value,
+            "fpr_original": None if self.fpr_original is None else self.fpr_original.value,
             "interference": None if self.interference is None else self.interference.value,
             "clean_ppl": list(self.clean_ppl),
             "triggered_ppl": list(self.triggered_ppl),
@@ -107,7 +107,7 @@ class SelfCheck:
                 "wsr": [_rate(rate) for rate in self.wsr],
                 "wsr_chat": [_rate(rate) for rate in self.wsr_chat],
                 "fpr_clean": _rate(self.fpr_clean),
-                "fpr_original": _rate(self.fpr_original),
+                "fpr_original": None if self.fpr_original is None else _rate(self.fpr_original),
             },
             "fit": not self.problems,
             "problems": self.problems,
@@ -125,11 +125,15 @@ def self_check(
     probes: Sequence[Sequence[int]],
     before: Measurement,
     *,
+    marked_before: bool = False,
     scan: ScanConfig | None = None,
     gamma: float = 0.8,
     progress: Callable[[str], None] | None = None,
 ) -> SelfCheck:
-    """Measure the marked model and compare with `before`, the original's measurement on the same probes."""
+    """Measure the marked model and compare with `before`, a measurement on the same probes.
+
+    `before` is the original's, or, with `marked_before`, that of a model which already has the key's paths.
+    """
     say = progress or (lambda stage: None)
     say("routing and perplexity")
     after = measure(model, key, probes)
@@ -165,7 +169,7 @@ def self_check(
         accuracy=tuple(score.accuracy.value for score in scores),
         wsr_chat=chat,
         fpr_clean=fpr_clean,
-        fpr_original=fpr_original,
+        fpr_original=None if marked_before else fpr_original,
         interference=_pool(crossed) if crossed else None,
         clean_ppl=(before.clean_ppl.value, after.clean_ppl.value),
         triggered_ppl=(
