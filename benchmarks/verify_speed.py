@@ -86,6 +86,7 @@ def main() -> None:
     values = {}
     for _ in range(args.repeat):
         for name, run in (("ours", ours), ("reference", reference)):
+            model.set_experts_implementation("grouped_mm" if name == "ours" else "eager")
             started = time.perf_counter()
             values[name] = run(model, key, probes)
             times[name].append(time.perf_counter() - started)

@@ -30,6 +30,7 @@ from pathmark.keys import OwnerKey
 from pathmark.models import load_model, local_folder
 from pathmark.models.checkpoint import base_digest, changed_tensors, stored_tensors, write_delta, write_folder
 from pathmark.models.describe import describe_model
+from pathmark.models.loading import use_fast_experts
 from pathmark.models.weights import refuse_bad_weights
 from pathmark.progress import Progress, Silent
 from pathmark.verify import attach_profiles, encode_probes, score_path
@@ -104,7 +105,7 @@ def mark_model(
     _refuse_early(source, base, key, out, work, resume, delta, texts, probe_texts, trust_remote_code)
     say.stage("loading", None)
     model = load_model(base, trust_remote_code=trust_remote_code)
-    _use_fast_experts(model)
+    use_fast_experts(model)
     refuse_bad_weights(model)
     _, codec, _ = describe_model(str(base), trust_remote_code=trust_remote_code)
     tokenizer = codec.tokenizer
@@ -254,14 +255,6 @@ def _refuse_early(
         free = shutil.disk_usage(out.parent).free
         if free < 1.1 * need:
             raise EmbeddingError(f"{out.parent} has {free / 1e9:.1f} GB free, this needs {1.1 * need / 1e9:.1f} GB")
-
-
-def _use_fast_experts(model: PreTrainedModel) -> None:
-    """grouped_mm is the fastest implementation on CPU and GPU; families without it keep their own."""
-    try:
-        model.set_experts_implementation("grouped_mm")
-    except (AttributeError, ValueError, NotImplementedError):
-        return
 
 
 def _round_to_stored(model: nn.Module, base: Path) -> None:

@@ -109,6 +109,14 @@ def load_model(
     return model.eval()
 
 
+def use_fast_experts(model: PreTrainedModel) -> None:
+    """grouped_mm is the fastest implementation on CPU and GPU; families without it keep their own."""
+    try:
+        model.set_experts_implementation("grouped_mm")
+    except (AttributeError, ValueError, NotImplementedError):
+        return
+
+
 def load_tokenizer(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
     """The fast tokenizer beside a model."""
     source = resolve_model(name)

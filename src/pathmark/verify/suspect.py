@@ -12,6 +12,7 @@ from torch import nn
 from pathmark.errors import ModelError, VerificationError
 from pathmark.keys import OwnerKey
 from pathmark.models import load_tokenizer
+from pathmark.models.loading import use_fast_experts
 from pathmark.models.streaming import should_stream, stream_model
 from pathmark.models.suspects import is_adapter, load_suspect
 from pathmark.models.tokenization import HFTextCodec
@@ -112,7 +113,9 @@ def _open(name: str, base: str | None, config: ExamineConfig, say: Progress) -> 
     trusted = config.trust_remote_code
     small = config.stream == "never" or base is not None or is_adapter(name)
     if config.stream != "always" and (small or not should_stream(name, trust_remote_code=trusted)):
-        return load_suspect(name, base=base, trust_remote_code=trusted), False
+        model = load_suspect(name, base=base, trust_remote_code=trusted)
+        use_fast_experts(model)
+        return model, False
     if base is not None or is_adapter(name):
         raise ModelError("an adapter cannot be streamed; merge it into its base first, or use --stream never")
     model = stream_model(
