@@ -82,8 +82,13 @@ def random_model(seed: int):
 
 def nobody(key: OwnerKey, marked: Path, count: int, others: int) -> None:
     result: dict[str, object] = {"keys": count, "texts": TEXTS_PER_KEY, "tokens": TOKENS, "levels": LEVELS}
-    for name, folder in (("original", "bundled:tiny"), ("somebody else's marked model", marked)):
-        p_values = np.array(strangers_p(load_model(folder), key, count, seed=len(name)))
+    suspects = {
+        "original": "bundled:tiny",
+        "somebody else's marked model": marked,
+        "somebody else's marked model, other keys": marked,
+    }
+    for name, folder in suspects.items():
+        p_values = np.array(strangers_p(load_model(folder), key, count, seed=777 if "other" in name else len(name)))
         result[name] = {
             "shares": [float((p_values <= level).mean()) for level in LEVELS],
             "smallest": float(p_values.min()),
@@ -154,7 +159,8 @@ def render() -> None:
             "| suspect | " + " | ".join(f"a = {level:g}" for level in found["levels"]) + " | smallest p | claims |",
             "|---|" + "---|" * (len(found["levels"]) + 2),
         ]
-        for name in ("original", "somebody else's marked model"):
+        suspects = [name for name, row in found.items() if isinstance(row, dict) and "shares" in row]
+        for name in suspects:
             row = found[name]
             shares = " | ".join(f"{share:.4f}" for share in row["shares"])
             claims = Rate(row["claims"], found["keys"])
