@@ -91,6 +91,7 @@ def ask(url, model, key_file, *more):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_marks_are_found_through_a_real_server(case, talking, server):
     for endpoint in ("completions", "chat"):
         code, out, error = ask(server, talking, case.key_file, "--endpoint", endpoint)
