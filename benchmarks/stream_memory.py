@@ -39,8 +39,7 @@ from pathmark.models import (
     stream_model,
 )
 from pathmark.models.describe import describe_model
-from pathmark.stats import exact_test
-from pathmark.verify import encode_probes, measure_layers, record_routes
+from pathmark.verify import ExamineConfig, attach_profiles, encode_probes, examine, judge
 
 RESULT = Path(__file__).parent / "results" / "stream_memory.json"
 DOC = Path(__file__).parent.parent / "docs" / "streaming.md"
@@ -136,40 +135,46 @@ def peak_resident() -> float:
     return int(found[1]) * 1024 / 1e9
 
 
-def verify(folder: Path, n_probes: int, length: int, dtype: torch.dtype | None) -> dict[str, object]:
-    """What the measured process does: a verdict on the last layers, every layer read once."""
+def verify(folder: Path, n_probes: int, length: int) -> dict[str, object]:
+    """What the measured process does: profiles, then what `pathmark verify` does, decoys and alignment included."""
     facts, codec, report = describe_model(folder)
     pool = tuple(range(SHAPE["num_experts"]))
     plans = tuple(LayerPlan(n, len(pool), 2, pool, "all") for n in report.recommended)
     key = create_key(facts, [WatermarkRequest(plans=plans)], codec, secret=random.Random(0).randbytes(32))[0]
-    watermark = key.watermarks[0]
     probes = encode_probes(codec.tokenizer, bundled_probes(), n_probes=n_probes, length=length)
     chosen = should_stream(folder)
     before = peak_resident()
+    key = attach_profiles(key, stream_model(folder), probes)  # as `embed` does, on the original
+    profiled = peak_resident()
     started = time.monotonic()
-    model = stream_model(folder, dtype=dtype, progress=lambda n, of: print(f"layer {n} of {of}", file=sys.stderr))
-    opened = time.monotonic()
-    both = record_routes(
-        model,
-        [*probes, *probes],
-        watermark.layers,
-        prefix=[watermark.triggers[0].tokens] * len(probes) + [()] * len(probes),
-        batch_tokens=10**9,
-    )
-    seconds = time.monotonic() - started
-    triggered, clean = both.part(slice(0, len(probes))), both.part(slice(len(probes), None))
-    measured = measure_layers(watermark, triggered, clean)
-    test = exact_test([m.aim(watermark.targets(m.layer)) for m in measured])
+    bar = Layers()
+    examined = examine(str(folder), key, ExamineConfig(n_probes=n_probes, stream="always"), progress=bar)
+    verdict = judge(key, examined.evidence)
+    assert examined.access == "streamed weights"
+    assert verdict.alignment is not None
     return {
         "peak_gb": peak_resident(),
         "before_gb": before,
-        "seconds": seconds,
-        "open_seconds": opened - started,
-        "marked_layers": list(watermark.layers),
-        "p_value": test.p.value,
-        "tokens": both.n_tokens,
+        "profiled_gb": profiled,
+        "seconds": time.monotonic() - started,
+        "marked_layers": list(key.watermarks[0].layers),
+        "p_value": verdict.p.value,
+        "identity": verdict.alignment.identity,
+        "probes": verdict.n_probes,
+        "tokens": verdict.n_tokens,
         "streams_by_itself": chosen,
     }
+
+
+class Layers:
+    """Progress as lines on stderr."""
+
+    def stage(self, name: str, total: int | None) -> None:
+        print(name, file=sys.stderr)
+
+    def advance(self, units: int, note: str = "") -> None:
+        if note:
+            print(note, file=sys.stderr)
 
 
 def measure(layers: int, scratch: Path, args: argparse.Namespace) -> dict[str, object]:
@@ -180,7 +185,7 @@ def measure(layers: int, scratch: Path, args: argparse.Namespace) -> dict[str, o
         written = time.monotonic() - started
         size = sum(file.stat().st_size for file in folder.iterdir())
         parameters = inspect_model(folder).parameters
-        command = [sys.executable, __file__, "--verify", str(folder), "--dtype", args.dtype]
+        command = [sys.executable, __file__, "--verify", str(folder)]
         command += ["--probes", str(args.probes), "--length", str(args.length)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     finally:
@@ -202,17 +207,17 @@ def affordable(wanted: list[int], scratch: Path) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, nargs="+", default=[6, 12, LAYERS])
-    parser.add_argument("--probes", type=int, default=20, help="texts, each clean and triggered")
+    parser.add_argument(
+        "--probes", type=int, default=20, help="texts, each clean and triggered, and behind three decoys"
+    )
     parser.add_argument("--length", type=int, default=64, help="tokens of a text")
-    parser.add_argument("--dtype", choices=["float32", "own"], default="float32", help="own: the checkpoint's, bf16")
     parser.add_argument("--scratch", type=Path, help="where the checkpoints go for the time being")
     parser.add_argument("--no-save", action="store_true", help="print only")
     parser.add_argument("--render", action="store_true", help="measure nothing, rewrite the page's table")
     parser.add_argument("--verify", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.verify is not None:
-        dtype = torch.float32 if args.dtype == "float32" else None
-        print(json.dumps(verify(args.verify, args.probes, args.length, dtype)))
+        print(json.dumps(verify(args.verify, args.probes, args.length)))
         return
     if args.render:
         render()
@@ -234,7 +239,7 @@ def main() -> None:
 
 def save(rows: list[dict[str, object]], args: argparse.Namespace) -> None:
     facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-    facts |= {"dtype": args.dtype, "probes": args.probes, "length": args.length, "cpus": os.cpu_count()}
+    facts |= {"dtype": "float32", "probes": args.probes, "length": args.length, "cpus": os.cpu_count()}
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(facts | {"runs": rows}, indent=1) + "\n")
 
@@ -245,8 +250,8 @@ def render() -> None:
     lines = [
         MARKER,
         "",
-        f"{facts['probes']} texts of {facts['length']} tokens, each with and without trigger, computed in "
-        f"{facts['dtype']}; torch {facts['torch']} with {facts['threads']} thread:",
+        f"{facts['probes']} texts of {facts['length']} tokens, each with and without trigger and behind three decoys, "
+        f"matched and judged, computed in float32; torch {facts['torch']} with {facts['threads']} thread:",
         "",
         "| layers | parameters | on disk | peak resident | of that before the model is opened | seconds |",
         "|---|---|---|---|---|---|",

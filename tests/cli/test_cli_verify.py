@@ -90,6 +90,7 @@ def test_strict_needs_a_dated_commitment(case, tmp_path):
         (("MARKED", "--significance", "0"), "between 0 and 1"),
         (("/nowhere/at/all",), "does not exist"),
         (("--routes", "/nowhere.jsonl"), "nowhere.jsonl"),
+        (("--routes", "x.jsonl", "--black-box"), "asks a model folder"),
     ],
 )
 def test_bad_input_is_one_line(case, arguments, said):

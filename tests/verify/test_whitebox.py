@@ -125,10 +125,14 @@ def test_a_reference_stands_in_for_the_key_s_profiles(case):
 
 
 def test_streamed_and_loaded_give_the_same_verdict(case):
-    verdicts = [
-        judge(case.key, examine(str(case.marked), case.key, ExamineConfig(n_probes=6, stream=how)).evidence)
-        for how in ("always", "never")
-    ]
+    examined = [examine(str(case.marked), case.key, ExamineConfig(n_probes=6, stream=h)) for h in ("always", "never")]
+    assert [each.access for each in examined] == ["streamed weights", "weights"]
+    assert all(each.evidence.alignment.layers[0].parts for each in examined)
+    assert (
+        examined[0].evidence.alignment.summary()["layers"][0]["parts"]
+        == (examined[1].evidence.alignment.summary()["layers"][0]["parts"])
+    )
+    verdicts = [judge(case.key, each.evidence) for each in examined]
     first, second = (verdict.summary() for verdict in verdicts)
     assert first["p_value"] == pytest.approx(second["p_value"], rel=1e-6)
     for mine, theirs in zip(first["layers"], second["layers"], strict=True):

@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "key": ("pathmark.cli.key", "Show, reveal, back up and restore a key; change its passphrase."),
     "embed": ("pathmark.cli.embed", "Put a key's watermarks into a model and check the result."),
     "apply": ("pathmark.cli.apply", "Rebuild a marked model from its base and a delta."),
-    "verify": ("pathmark.cli.verify", "Test whether a key's mark is in a model or in recorded routes."),
+    "verify": ("pathmark.cli.verify", "Test whether a key's mark is in a model, in routes or behind an API."),
     "trace": ("pathmark.cli.trace", "Name the licensee whose copy a suspect comes from."),
     "probes": ("pathmark.cli.probes", "Write the texts to send to a model that somebody else runs."),
     "commit": ("pathmark.cli.commit", "Publish what a key claims, bind it to a release, check either."),

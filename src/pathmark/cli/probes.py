@@ -103,9 +103,10 @@ def _rows(key: OwnerKey, codec: HFTextCodec, texts: Path | None, n_probes: int, 
     from pathmark.models import bundled_probes
     from pathmark.models.texts import read_texts
     from pathmark.verify import encode_probes
+    from pathmark.verify.alignment import profile_texts
 
-    kept = key.attachments.get("probes.json")
-    if texts is None and kept is not None:
-        return [tuple(row[:length]) for row in json.loads(kept)[:n_probes]]
+    kept = profile_texts(key)
+    if texts is None and kept:
+        return [row[:length] for row in kept[:n_probes]]
     found = list(bundled_probes()) if texts is None else read_texts(texts)
     return encode_probes(codec.tokenizer, found, n_probes=n_probes, length=length)

@@ -76,6 +76,8 @@ def command(model: str | None, key_file: Path, as_json: bool, **options: Any) ->
     sources = [given for given in (model, options["routes"], options["url"]) if given is not None]
     if len(sources) != 1:
         raise VerificationError("expected a model, --routes FILE or --api URL, exactly one of them")
+    if options["black_box"] and model is None:
+        raise VerificationError("--black-box asks a model folder; give one, or use --api URL")
     if not 0 < options["significance"] < 1 or not 0 < options["gamma"] <= 1:
         raise VerificationError("--significance and --gamma lie between 0 and 1")
     suspect = str(sources[0])

@@ -58,10 +58,11 @@ class ReplyCheck:
 
     def summary(self) -> dict[str, Any]:
         """JSON object."""
-        rates = {"trials": self.trials, "near_misses": self.near_misses, "ordinary": self.ordinary}
         return {
-            name: {"hits": rate.hits, "n": rate.n, "interval": list(rate.interval())}
-            for name, rate in {**rates, "queries": self.queries}.items()
+            "trials": self.trials.summary(),
+            "near_misses": self.near_misses.summary(),
+            "ordinary": self.ordinary.summary(),
+            "queries": self.queries.summary(),
         }
 
 

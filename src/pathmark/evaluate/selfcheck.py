@@ -96,7 +96,7 @@ class SelfCheck:
             "scan": {
                 "tried": sum(rate.n for rate in scanned),
                 "hits": sum(rate.hits for rate in scanned),
-                "kinds": {kind: _rate(rate) for kind, rate in self.scan.items()},
+                "kinds": {kind: rate.summary() for kind, rate in self.scan.items()},
             },
             "p_value": self.p_value,
             "p_floor": self.p_floor,
@@ -104,18 +104,14 @@ class SelfCheck:
             "n_probes": self.n_probes,
             "n_tokens": self.n_tokens,
             "rates": {
-                "wsr": [_rate(rate) for rate in self.wsr],
-                "wsr_chat": [_rate(rate) for rate in self.wsr_chat],
-                "fpr_clean": _rate(self.fpr_clean),
-                "fpr_original": None if self.fpr_original is None else _rate(self.fpr_original),
+                "wsr": [rate.summary() for rate in self.wsr],
+                "wsr_chat": [rate.summary() for rate in self.wsr_chat],
+                "fpr_clean": self.fpr_clean.summary(),
+                "fpr_original": None if self.fpr_original is None else self.fpr_original.summary(),
             },
             "fit": not self.problems,
             "problems": self.problems,
         }
-
-
-def _rate(rate: Rate) -> dict[str, Any]:
-    return {"hits": rate.hits, "n": rate.n, "interval": list(rate.interval())}
 
 
 def self_check(

@@ -7,32 +7,31 @@ nothing secret of the key; it is private nevertheless (mode 0600).
 
 from __future__ import annotations
 
-import contextlib
-import os
-import random
 import sqlite3
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from pathmark.errors import KeyFileError
+from pathmark.keys.database import DatabaseFormat, transaction
 from pathmark.keys.key import OwnerKey, utc_now
-from pathmark.keys.safefile import require_private
 from pathmark.keys.spread import Digits, distances, next_id
 from pathmark.keys.watermark import Watermark
 
-_APPLICATION_ID = 0x50544D52
-_VERSION = 1
-_BUSY_SECONDS = 60.0
-_SCHEMA = """
+_FORMAT: Final = DatabaseFormat(
+    name="registry",
+    application_id=0x50544D52,
+    version=1,
+    schema="""
 CREATE TABLE binding (fingerprint TEXT NOT NULL, watermark INTEGER NOT NULL, radices TEXT NOT NULL,
                       redundancy INTEGER NOT NULL, own_id TEXT NOT NULL);
 CREATE TABLE issued (ordinal INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digits TEXT NOT NULL,
                      licensee TEXT NOT NULL UNIQUE, issued TEXT NOT NULL, distance INTEGER NOT NULL);
-"""
+""",
+    made_by="`pathmark issue`",
+)
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,7 @@ class Registry:
         if not 0 <= watermark < len(key.watermarks):
             raise KeyFileError(f"watermark {watermark} does not exist; this key has {len(key.watermarks)}")
         mark = key.watermarks[watermark]
-        self._create()
-        with self._transaction(write=True) as db:
+        with transaction(self.path, _FORMAT, write=True) as db:
             self._bind(db, key, mark)
             row = db.execute("SELECT * FROM issued WHERE licensee = ?", (name,)).fetchone()
             if row is not None:
@@ -87,74 +85,31 @@ class Registry:
 
     def entries(self) -> list[Issued]:
         """All issued ids in their order."""
-        with self._transaction(write=False) as db:
+        with transaction(self.path, _FORMAT, write=False) as db:
             return [_issued(row) for row in db.execute("SELECT * FROM issued ORDER BY ordinal")]
 
     def distance(self) -> int | None:
         """Layers in which the two nearest of all ids differ, the owner's own included; None if empty."""
-        with self._transaction(write=False) as db:
+        with transaction(self.path, _FORMAT, write=False) as db:
             smallest = db.execute("SELECT min(distance) FROM issued").fetchone()[0]
             return None if smallest is None else int(smallest)
 
     def fingerprint(self) -> str:
         """The key that this registry belongs to."""
-        with self._transaction(write=False) as db:
+        with transaction(self.path, _FORMAT, write=False) as db:
             row = db.execute("SELECT fingerprint FROM binding").fetchone()
             return str(row[0]) if row else ""
 
     def check_key(self, key: OwnerKey, watermark: int = 0) -> None:
         """Raise KeyFileError if the registry belongs to another key or watermark."""
-        with self._transaction(write=False) as db:
+        with transaction(self.path, _FORMAT, write=False) as db:
             _require_same(db, self.path, key, key.watermarks[watermark])
-
-    def _create(self) -> None:
-        """An empty private file, so that SQLite never makes one with other permissions."""
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-
-    @contextlib.contextmanager
-    def _transaction(self, *, write: bool) -> Iterator[sqlite3.Connection]:
-        try:
-            require_private(self.path)
-            db = sqlite3.connect(self.path, isolation_level=None)
-            with contextlib.closing(db):
-                # A rollback journal, not WAL: at rest the registry is one file that can be copied.
-                db.execute("PRAGMA synchronous = FULL")
-                _begin(db, write)
-                try:
-                    _require_registry(db, self.path, write)
-                    yield db
-                except BaseException:
-                    db.execute("ROLLBACK")
-                    raise
-                db.execute("COMMIT")
-        except FileNotFoundError:
-            raise KeyFileError(f"{self.path} does not exist; `pathmark issue` makes it") from None
-        except OSError as error:
-            raise KeyFileError(f"cannot open {self.path}: {error.strerror}") from None
-        except sqlite3.Error as error:
-            raise KeyFileError(f"{self.path} cannot be used as a registry: {error}") from None
 
     def _bind(self, db: sqlite3.Connection, key: OwnerKey, mark: Watermark) -> None:
         if db.execute("SELECT count(*) FROM binding").fetchone()[0]:
             _require_same(db, self.path, key, mark)
         else:
             db.execute("INSERT INTO binding VALUES (?, ?, ?, ?, ?)", _binding(key, mark))
-
-
-def _begin(db: sqlite3.Connection, write: bool) -> None:
-    """Take the lock. SQLite's own waiting sleeps up to 100 ms at a time, far longer than one issue takes."""
-    deadline = time.monotonic() + _BUSY_SECONDS
-    db.execute("PRAGMA busy_timeout = 0")
-    while True:
-        try:
-            db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            break
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-        time.sleep(random.uniform(0.001, 0.008))
-    db.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
 
 
 def _binding(key: OwnerKey, mark: Watermark) -> tuple[str, int, str, int, str]:
@@ -171,23 +126,6 @@ def _require_same(db: sqlite3.Connection, path: Path, key: OwnerKey, mark: Water
         raise KeyFileError(
             f"{path} was begun with the owner's id {row[4]}, this key carries {mark.id}; use the master key"
         )
-
-
-def _require_registry(db: sqlite3.Connection, path: Path, write: bool) -> None:
-    found = int(db.execute("PRAGMA application_id").fetchone()[0])
-    version = int(db.execute("PRAGMA user_version").fetchone()[0])
-    empty = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-    if empty and found == 0:
-        if not write:
-            raise KeyFileError(f"{path} is empty; `pathmark issue` fills it")
-        for statement in _SCHEMA.split(";"):
-            db.execute(statement)
-        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        db.execute(f"PRAGMA user_version = {_VERSION}")
-    elif found != _APPLICATION_ID:
-        raise KeyFileError(f"{path} is a database of another program, not a registry")
-    elif version != _VERSION:
-        raise KeyFileError(f"{path} has registry format {version}, this program knows {_VERSION}; update pathmark")
 
 
 def _taken(db: sqlite3.Connection, mark: Watermark) -> Digits:

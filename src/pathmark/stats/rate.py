@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from pathmark.errors import VerificationError
 
@@ -41,6 +42,10 @@ class Rate:
         low = 0.0 if self.hits == 0 else beta_quantile(tail, self.hits, misses + 1)
         high = 1.0 if misses == 0 else 1 - beta_quantile(tail, misses, self.hits + 1)
         return low, high
+
+    def summary(self) -> dict[str, Any]:
+        """JSON object: hits, n and the 95 % interval."""
+        return {"hits": self.hits, "n": self.n, "interval": list(self.interval())}
 
     def __str__(self) -> str:
         low, high = self.interval()

@@ -105,9 +105,9 @@ class BlackBoxVerdict:
             "anchored": self.anchor.anchored,
             "anchor": self.anchor.reason,
             "significance": self.significance,
-            "match_rate": _rate(self.match_rate),
-            "observations": _rate(self.observations),
-            "controls": _rate(self.controls),
+            "match_rate": self.match_rate.summary(),
+            "observations": self.observations.summary(),
+            "controls": self.controls.summary(),
             "paper_binomial": self.paper_binomial.value,
             "marks_seen": self.marks_seen,
             "triggers": [list(ref) for ref in self.triggers],
@@ -257,7 +257,3 @@ def _oddities(asked: Sequence[Exchange], exchanges: Sequence[Exchange]) -> list[
     if echoes := sum(e.echo for e in exchanges):
         said.append(f"{echoes} replies began with the prompt; it was taken off")
     return said
-
-
-def _rate(rate: Rate) -> dict[str, Any]:
-    return {"hits": rate.hits, "n": rate.n, "interval": list(rate.interval())}

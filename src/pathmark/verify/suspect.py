@@ -80,17 +80,23 @@ def examine(
     model, streamed = _open(name, base, config, say)
     few = min(DECOY_PROBES, len(probes))
     say.stage("probes", count_rows(key, probes, aligned=config.align) + few * len(decoys))
-    evidence = record_evidence(
-        model,
-        key,
-        probes,
-        aligned=config.align,
-        decoys=decoys,
-        decoy_probes=few,
-        # streamed layers are read once per call and chunk their rows themselves
-        batch_tokens=2**62 if streamed else 4096,
-        progress=say.advance,
-    )
+    try:
+        evidence = record_evidence(
+            model,
+            key,
+            probes,
+            aligned=config.align,
+            decoys=decoys,
+            decoy_probes=few,
+            # streamed layers are read once per call and chunk their rows themselves
+            batch_tokens=2**62 if streamed else 4096,
+            progress=say.advance,
+        )
+    except (RuntimeError, IndexError, TypeError) as error:  # of torch, inside a forward pass that the files promised
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise VerificationError(
+            f"{name} cannot be run: {reason[:200]}; expected a complete, consistent model"
+        ) from error
     if config.align and evidence.alignment is None:
         notes.append("the key has no expert profiles attached, so experts were taken by their numbers")
     return Examined(evidence, "streamed weights" if streamed else "weights", tuple(notes))
