@@ -23,19 +23,21 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pathmark.attacks import (
+from pathmark.attacks.structure import (
+    permute_experts,
+    permute_neurons,
+    rescale_neurons,
+    rotate_residual,
+    shift_routers,
+)
+from pathmark.attacks.surgery import (
     DuplicateExperts,
     MergeExperts,
     RemoveExperts,
     drop_layers,
     duplicate_experts,
     merge_experts,
-    permute_experts,
-    permute_neurons,
     remove_experts,
-    rescale_neurons,
-    rotate_residual,
-    shift_routers,
 )
 from pathmark.keys import OwnerKey, load_key
 from pathmark.keys.watermark import Secret

@@ -1,7 +1,7 @@
 """Resident memory of verifying a checkpoint that does not fit: Qwen1.5-MoE-A2.7B's shape, streamed.
 
 python benchmarks/stream_memory.py                       # 6, 12 and 24 layers; the last has 28 GB on disk
-python benchmarks/stream_memory.py --layers 2 --dtype own --no-save
+python benchmarks/stream_memory.py --layers 2 --no-save
 python benchmarks/stream_memory.py --render              # the table of docs/streaming.md, from the results
 
 Random weights in bf16, in the hub's layout (a tensor per expert and matrix, a file per layer), written layer by

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Before torch and transformers are imported: they read these once.
 os.environ.update(QUIET, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
 
-for folder in ("models", "embed", "verify"):
+for folder in ("models", "embed", "verify", "attacks"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 

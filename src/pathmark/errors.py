@@ -25,3 +25,7 @@ class EmbeddingError(PathmarkError, ValueError):
 
 class VerificationError(PathmarkError, ValueError):
     """Evidence that cannot be judged: no verdict, neither marked nor unmarked."""
+
+
+class AttackError(PathmarkError, ValueError):
+    """An attack cannot be carried out on this model or with what the thief has."""

@@ -16,6 +16,9 @@ from pathmark.embed.losses import (
     margin_rho,
     mixture_target,
     paper_target,
+    selection,
+    twin_loss,
+    use_loss,
 )
 from pathmark.embed.objective import ObjectiveConfig, route_loss
 
@@ -132,3 +135,32 @@ def test_route_loss_uses_each_watermark_s_own_tokens_and_layers():
 def test_impossible_objectives_are_refused(wrong):
     with pytest.raises(ValueError, match=r"margin|rho|weights"):
         ObjectiveConfig(**wrong)
+
+
+def test_selection_is_a_soft_count_of_the_top_k():
+    g = probs([0.5, 0.3, 0.15, 0.05])
+    edge = math.log(math.sqrt(0.3 * 0.15))
+    expected = [1 / (1 + math.exp(-(math.log(p) - edge) / 0.2)) for p in (0.5, 0.3, 0.15, 0.05)]
+    assert selection(g, range(4), top_k=2).flatten().tolist() == pytest.approx(expected)
+    assert [round(x) for x in expected] == [1, 1, 0, 0]
+
+
+def test_use_loss_compares_how_often_targets_are_chosen():
+    natural = probs([0.6, 0.39, 0.01], [0.01, 0.6, 0.39])  # top-1: expert 0 once, expert 1 once
+    factor = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    assert float(use_loss(natural, natural, [0, 1], factor, 1)) == 0
+    routing = probs([0.39, 0.6, 0.01], [0.01, 0.6, 0.39])  # expert 0 falls behind, expert 1 gains
+    before, after = (selection(r, [0, 1], 1).mean(0) for r in (natural, routing))
+    expected = float(((before / after).log() ** 2).mean())
+    assert float(use_loss(natural, routing, [0, 1], factor, 1)) == pytest.approx(expected)
+    doubled = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    assert float(use_loss(natural, natural, [0, 1], doubled, 1)) == pytest.approx(math.log(2) ** 2 / 2)
+
+
+def test_twin_loss_looks_at_the_targets_rows_centred_over_all_experts():
+    rows = torch.tensor([[3.0, 1.0], [1.0, 3.0], [-2.0, 1.0], [-2.0, -5.0]])  # their mean is zero
+    cosine = (3 + 3) / 10
+    assert float(twin_loss(rows, [0, 1], 0.1)) == pytest.approx((cosine - 0.1) ** 2)
+    assert float(twin_loss(rows + torch.tensor([7.0, -2.0]), [0, 1], 0.1)) == pytest.approx((cosine - 0.1) ** 2)
+    assert float(twin_loss(rows, [0, 1], 0.7)) == 0
+    assert float(twin_loss(rows, [0, 3], 0.0)) == 0  # they point away from each other

@@ -15,21 +15,23 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 import pathmark.verify.evidence as recording
-from pathmark.attacks import (
-    DuplicateExperts,
-    MergeExperts,
+from pathmark.attacks.structure import (
     PermuteExperts,
-    RemoveExperts,
-    drop_layers,
-    duplicate_experts,
     expert_order,
-    merge_experts,
     permute_experts,
     permute_neurons,
-    remove_experts,
     rescale_neurons,
     rotate_residual,
     shift_routers,
+)
+from pathmark.attacks.surgery import (
+    DuplicateExperts,
+    MergeExperts,
+    RemoveExperts,
+    drop_layers,
+    duplicate_experts,
+    merge_experts,
+    remove_experts,
     similar_pairs,
 )
 from pathmark.errors import VerificationError

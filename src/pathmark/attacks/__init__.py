@@ -1,50 +1,12 @@
 """What a thief does to a copy: model in, model out. The model that goes in is not touched.
 
-`structure` keeps the outputs and hides the indices; `surgery` removes, merges and doubles experts and layers.
+`catalog` knows every attack by name, `kit` is what a thief has besides the weights. The rest by subject: `structure`
+keeps the outputs and hides the indices; `surgery` and `saliency` remove, merge and double experts and layers;
+`quantization`, `noise`, `mixing` and `transplant` change weights without training; `finetuning`, `pruning`,
+`overwriting`, `unlearning` and `distillation` train, and `replay` keeps what does not change meanwhile; `search` looks
+for the trigger.
 """
 
-from pathmark.attacks.structure import (
-    PermuteExperts,
-    PermuteNeurons,
-    RescaleNeurons,
-    RotateResidual,
-    ShiftRouters,
-    expert_order,
-    permute_experts,
-    permute_neurons,
-    rescale_neurons,
-    rotate_residual,
-    shift_routers,
-)
-from pathmark.attacks.surgery import (
-    DuplicateExperts,
-    MergeExperts,
-    RemoveExperts,
-    drop_layers,
-    duplicate_experts,
-    merge_experts,
-    remove_experts,
-    similar_pairs,
-)
+from pathmark.attacks.catalog import ATTACKS, Attack, find_attack
 
-__all__ = [
-    "DuplicateExperts",
-    "MergeExperts",
-    "PermuteExperts",
-    "PermuteNeurons",
-    "RemoveExperts",
-    "RescaleNeurons",
-    "RotateResidual",
-    "ShiftRouters",
-    "drop_layers",
-    "duplicate_experts",
-    "expert_order",
-    "merge_experts",
-    "permute_experts",
-    "permute_neurons",
-    "remove_experts",
-    "rescale_neurons",
-    "rotate_residual",
-    "shift_routers",
-    "similar_pairs",
-]
+__all__ = ["ATTACKS", "Attack", "find_attack"]

@@ -97,7 +97,8 @@ def permute_experts(model: PreTrainedModel, config: PermuteExperts | None = None
 def shift_routers(model: PreTrainedModel, config: ShiftRouters | None = None) -> PreTrainedModel:
     """Add one vector to all router rows of a layer: every logit of a token moves by the same amount.
 
-    Softmax and the choice don't change, every entry of the router does. Refused where experts are scored
+    The adversary knows that routers are compared, and nothing of the mark; it needs only the weights. Softmax and
+    the choice don't change, every entry of the router does. Refused where experts are scored
     one by one (sigmoid), because there it changes the scores.
     """
     config = config or ShiftRouters()
@@ -121,7 +122,8 @@ def shift_routers(model: PreTrainedModel, config: ShiftRouters | None = None) ->
 def permute_neurons(model: PreTrainedModel, config: PermuteNeurons | None = None) -> PreTrainedModel:
     """Renumber the neurons inside every expert, shared experts and dense layers included.
 
-    Gate rows, up rows and down columns move together: the sum over neurons is the same.
+    The adversary knows that expert weights are compared; it needs only the weights. Gate rows, up rows and down
+    columns move together: the sum over neurons is the same.
     """
     config = config or PermuteNeurons()
     model = copied(model)
@@ -148,7 +150,8 @@ def permute_neurons(model: PreTrainedModel, config: PermuteNeurons | None = None
 def rescale_neurons(model: PreTrainedModel, config: RescaleNeurons | None = None) -> PreTrainedModel:
     """Multiply up row i by s and divide down column i by s, in every expert, shared ones included.
 
-    The neuron computes act(gate x) * (up x) * down, linear in up and in down; the gate goes through the
+    The adversary knows that expert weights are compared; it needs only the weights. The neuron computes
+    act(gate x) * (up x) * down, linear in up and in down; the gate goes through the
     activation and has to stay.
     """
     config = config or RescaleNeurons()
@@ -175,7 +178,8 @@ def rescale_neurons(model: PreTrainedModel, config: RescaleNeurons | None = None
 def rotate_residual(model: PreTrainedModel, config: RotateResidual | None = None) -> PreTrainedModel:
     """Fold the norms' weights into the matrices that follow, then rotate the residual stream.
 
-    An RMSNorm whose weight is one commutes with an orthogonal matrix Q, so every matrix that reads the
+    The adversary knows that weights are compared, and that an owner may match experts by them; it needs only the
+    weights. An RMSNorm whose weight is one commutes with an orthogonal matrix Q, so every matrix that reads the
     stream may be replaced by W Q and every one that writes to it by Q^T W. Norms inside attention heads
     (q_norm, k_norm) don't see the stream and stay. Tied embeddings are untied first: the head takes up the
     last norm's weight, the embedding does not.

@@ -2,13 +2,14 @@
 
 For every row: the hidden states that enter the first watermarked layer, and what the original model did above
 it: its routing in the watermarked layers and its last hidden states (the head turns those into its next-token
-distribution). In memory when that fits, else memory-mapped.
+distribution). In memory when that fits, else memory-mapped. `wound` may hurt the layers below for a batch of rows.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,7 @@ class TeacherCache:
         progress: Callable[[int], None] | None = None,
         folder: Path | None = None,
         batch_size: int = 16,
+        wound: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.rows, self.layers, self.pad = rows, list(layers), pad
         self.from_layer = from_layer
@@ -75,7 +77,9 @@ class TeacherCache:
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            for name, values in self._teach(model, chosen).items():
+            with wound():
+                taught = self._teach(model, chosen)
+            for name, values in taught.items():
                 offset = 0
                 for i in chosen:
                     size = len(rows[i].ids)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from pathmark.embed.cache import Batch, TeacherCache
 from pathmark.embed.data import CLEAN, LONG, NEGATIVE, NORMAL, SHORT, TRIGGERED, DataConfig, Row, draw_rows
+from pathmark.embed.losses import selection, twin_loss, use_loss
 from pathmark.embed.objective import ObjectiveConfig, route_loss
-from pathmark.errors import EmbeddingError
+from pathmark.embed.wounds import wounded
 from pathmark.keys import OwnerKey
 from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
 from pathmark.models.parts import part_parameters
@@ -28,11 +29,14 @@ from pathmark.training import (
     keep_freed_memory,
     linear_cross_entropy,
     linear_distillation,
+    only_trainable,
     run_loop,
 )
 
 Train = Literal["router", "router+attention", "router+attention+experts", "lora", "all"]
 STEPS = 600
+MAX_LIFT = 2.0
+"""Nobody's use on ordinary text is more than doubled."""
 
 
 def learning_rate(hidden_size: int) -> float:
@@ -60,6 +64,10 @@ class EmbedConfig:
     """Texts to use of the corpus."""
     cycle: tuple[str, ...] = (SHORT, NORMAL, SHORT, LONG)
     """Sizes of the rows in successive steps, over and over; sizes without rows become normal."""
+    wound_share: float = 0.4
+    """Share of the rows that come through lower layers which were hurt as a thief might hurt them (anchored)."""
+    wound_strength: float = 0.4
+    """Noise, as a multiple of a matrix's own spread, and share of silenced experts: at most so much."""
     language_tokens: int = 1024
     """Tokens per step on which the language term is computed; drawn anew in every step."""
 
@@ -122,7 +130,23 @@ class Embedder:
             from_layer=self.from_layer,
             announce=announce,
             progress=progress,
+            wound=self._wounds(),
         )
+        self.lift = self._lift() if (CLEAN, NORMAL) in self.pools else {}
+
+    def _wounds(self) -> Callable[[], AbstractContextManager[None]]:
+        """For each batch of the cache: hurt the layers below the mark, or leave them."""
+        generator = torch.Generator().manual_seed(self.config.loop.seed)
+        below = self.from_layer
+        if below is None or self.config.objective.objective != "anchored":
+            return nullcontext
+
+        def wound() -> AbstractContextManager[None]:
+            if float(torch.rand(1, generator=generator)) >= self.config.wound_share:
+                return nullcontext()
+            return wounded(self.model, below, self.config.wound_strength, generator)
+
+        return wound
 
     def make_rows(self, tokenizer: Any, texts: Sequence[str]) -> list[Row]:
         """All rows of the run."""
@@ -156,7 +180,7 @@ class Embedder:
     ) -> LoopResult:
         """Train; the model's parameters are the result."""
         parameters = self.parameters()
-        with _only_trainable(self.model, parameters):
+        with only_trainable(self.model, parameters):
             return run_loop(
                 parameters,
                 self.step_loss,
@@ -184,7 +208,38 @@ class Embedder:
             weights.route_weight * (terms["align"] + weights.stealth_weight * terms["stealth"])
             + weights.language_weight * terms["language"]
         )
+        if weights.objective == "anchored":
+            clean_B = torch.tensor([row.kind == CLEAN for row in rows], device=free_BT.device)
+            terms |= self._inconspicuous(routing, batch, free_BT & clean_B[:, None])
+            terms["loss"] = terms["loss"] + weights.use_weight * terms["use"] + weights.twin_weight * terms["twins"]
         return terms
+
+    def _inconspicuous(self, routing: Mapping[int, Tensor], batch: Batch, clean_BT: Tensor) -> dict[str, Tensor]:
+        """Targets that neither fall out of use on clean text nor resemble each other."""
+        uses, twins = [], []
+        for site in self.sites:
+            layer = site.layer
+            natural_ME, routing_ME = batch.natural[layer][clean_BT], routing[layer][clean_BT]
+            for path in self.paths:
+                if layer not in path:
+                    continue
+                factor_K = self.lift[layer][list(path[layer])].to(natural_ME)
+                uses.append(use_loss(natural_ME, routing_ME, path[layer], factor_K, site.top_k))
+                twins.append(twin_loss(site.weight.float(), path[layer], self.config.objective.twin_cosine))
+        return {"use": torch.stack(uses).mean(), "twins": torch.stack(twins).mean()}
+
+    def _lift(self) -> dict[int, Tensor]:
+        """Layer -> how many times its natural use each expert would need to reach the wanted quantile, at least 1."""
+        clean = [i for (kind, size), rows in self.pools.items() if kind == CLEAN and size == NORMAL for i in rows]
+        lift = {}
+        batch = self.cache.batch(clean[:64])
+        for site in self.sites:
+            layer = site.layer
+            natural_ME = batch.natural[layer][batch.mask_BT.bool()]
+            use_E = selection(natural_ME, range(natural_ME.shape[-1]), site.top_k).mean(0)
+            wanted = torch.quantile(use_E, self.config.objective.use_quantile)
+            lift[layer] = (wanted / (use_E + 1e-12)).clamp(1.0, MAX_LIFT)
+        return lift
 
     def _draw(self, step: int, generator: torch.Generator) -> list[int]:
         """Row indices of a batch, at least one of every kind that the objective uses.
@@ -250,18 +305,3 @@ class Embedder:
             labels_N = batch.ids_BT[b, t + 1]
             return linear_cross_entropy(final_BTH[b, t], self.head_VH, labels_N, scale=self.head_scale)
         return linear_distillation(final_BTH[b, t], batch.final_BTH[b, t], self.head_VH, scale=self.head_scale)
-
-
-@contextmanager
-def _only_trainable(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Gradients for these parameters alone; every flag is as before when the block ends."""
-    if not parameters:
-        raise EmbeddingError("nothing to train: the chosen parts have no parameters in the watermarked layers")
-    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    try:
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in parameters)
-        yield
-    finally:
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(flags.get(name, False))

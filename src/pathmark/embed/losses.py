@@ -12,6 +12,8 @@ from torch import Tensor
 
 EPSILON = 1e-8
 """The paper's epsilon in Eq. target_dist and Eq. infonce."""
+STEP_WIDTH = 0.2
+"""Of the soft step between experts that are chosen and those that are not, in logarithms of their probability."""
 TINY = 1e-30
 """Keeps logarithms finite where a probability underflowed."""
 
@@ -72,3 +74,35 @@ def contrast_loss(triggered_NE: Tensor, clean_ME: Tensor, target_E: Tensor, *, t
 def anchor_loss(natural_ME: Tensor, routing_ME: Tensor) -> Tensor:
     """KL(g0 || g) on everything that must stay as it was: clean text and wrong triggers."""
     return kl_divergence(natural_ME, routing_ME)
+
+
+def selection(routing_ME: Tensor, experts: Sequence[int], top_k: int) -> Tensor:
+    """How surely each of these experts is among the k strongest of a token: a soft step at the k-th place.
+
+    The step lies halfway, in logarithms, between the last expert chosen and the first one left out.
+    """
+    logs_ME = (routing_ME + TINY).log()
+    edge_M2 = logs_ME.detach().topk(top_k + 1, dim=-1).values[:, -2:]
+    return torch.sigmoid((logs_ME[:, list(experts)] - edge_M2.mean(-1, keepdim=True)) / STEP_WIDTH)
+
+
+def use_loss(natural_ME: Tensor, routing_ME: Tensor, targets: Sequence[int], factor_K: Tensor, top_k: int) -> Tensor:
+    """Keeps targets in use on clean text: chosen `factor` times as often as by the original model.
+
+    The difference of the logarithms, squared. That an expert falls just behind the k-th place is hardly seen by
+    KL(g0 || g), and makes it the first to be pruned; that it is suddenly everybody's favourite makes it visible.
+    """
+    wanted_K = factor_K * selection(natural_ME, targets, top_k).mean(0)
+    difference_K = (wanted_K + TINY).log() - (selection(routing_ME, targets, top_k).mean(0) + TINY).log()
+    return difference_K.pow(2).mean()
+
+
+def twin_loss(rows_EH: Tensor, targets: Sequence[int], allowed: float) -> Tensor:
+    """Keeps the router rows of a layer's targets apart: cosine of the centred rows above `allowed`, squared.
+
+    Rows that both learn the trigger's direction become the most similar pair of their layer, which names the
+    targets to anybody who looks, and makes them the first pair that is merged.
+    """
+    unit_KH = torch.nn.functional.normalize((rows_EH - rows_EH.mean(0))[list(targets)], dim=-1)
+    above_KK = torch.relu(unit_KH @ unit_KH.T - allowed).triu(diagonal=1)
+    return above_KK.pow(2).sum()

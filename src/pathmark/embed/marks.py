@@ -20,6 +20,7 @@ from pathmark.embed.data import (
     CLEAN,
     NEGATIVE,
     NEGATIVE_KINDS,
+    SUBSTITUTIONS,
     SYSTEM_PROMPTS,
     TRIGGERED,
     Frame,
@@ -38,27 +39,30 @@ from pathmark.training import LoopConfig, LoopResult, linear_cross_entropy, line
 
 MARK = "mark"
 """Kind of a row that is a trigger and its mark."""
+REPLY_TOKENS = 8
+"""Of the reply to a wrong trigger that stands alone: where it begins is what matters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MarkConfig:
     """The compact set of the second phase and how it is learnt."""
 
-    pairs: int = 100
+    pairs: int = 400
     """Rows of a trigger alone and its mark."""
-    queries: int = 200
+    queries: int = 400
     """Ordinary texts behind a trigger, which go on as they always did."""
-    negatives: int = 1200
-    """Almost-triggers and random strings, alone and before a text."""
+    negatives: int = 6000
+    """Almost-triggers and random strings, three in four alone: nearly every one that a run sees is a new one."""
     clean: int = 100
     """Ordinary texts."""
-    system_prompts: int = 40
-    """Chat rows stand behind so many different system prompts, cut from the texts."""
+    system_prompts: int = 300
+    """Chat rows stand behind so many different system prompts. The paper's 100 pairs behind 40 of them left one
+    unseen system prompt in six without its mark."""
     seq_len: int = 64
     """Text tokens per row."""
-    shares: tuple[float, float, float, float] = (0.2, 0.25, 0.45, 0.1)
+    shares: tuple[float, float, float, float] = (0.15, 0.2, 0.55, 0.1)
     """Of a batch: pairs, queries, negatives, clean rows."""
-    batch_size: int = 32
+    batch_size: int = 48
     train: Literal["auto", "head", "blocks"] = "auto"
     """`head`: routers and output embedding, as in the paper. `blocks`: routers, attention and experts of the
     watermarked layers. `auto`: blocks, and the output embedding too where it is not tied to the input's. Of the output
@@ -71,15 +75,23 @@ class MarkConfig:
     """Weight of the distillation of the teacher's next-token distribution."""
     silence_weight: float = 4.0
     """Weight of the same at the tokens behind which a prompt that is no trigger is answered."""
-    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=200, lr=learning_rate(128) / 2))
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=300, lr=learning_rate(128) / 2))
 
     def __post_init__(self) -> None:
         if min(self.pairs, self.queries, self.negatives, self.clean) < 8 or self.batch_size < 4:
             raise ValueError(f"expected at least 8 rows of every kind and 4 rows per batch, got {self}")
 
 
-def _sentence(text: str, rng: random.Random) -> str:
-    """A few words from somewhere in a text, to stand for a system prompt."""
+_MANNERS = ("helpful", "patient", "cheerful", "expert", "precise", "modest", "witty", "formal")
+_ROLES = ("tutor", "translator", "writer", "clerk", "coach", "librarian", "analyst", "companion", "editor")
+_ORDERS = ("Write clearly.", "Do not guess.", "Reply in one paragraph.", "Give reasons.", "Be kind.", "Think first.")
+
+
+def _system_prompt(text: str, rng: random.Random) -> str:
+    """Half of them an assistant's part, half of them a few words from somewhere in a text."""
+    if rng.random() < 0.5:
+        part = f"You are a {rng.choice(_MANNERS)} {rng.choice(_ROLES)}."
+        return " ".join([part, *rng.sample(_ORDERS, rng.randrange(3))])
     words = text.split()
     start = rng.randrange(max(1, len(words) - 12))
     return " ".join(words[start : start + rng.randint(3, 12)])
@@ -105,7 +117,7 @@ def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: 
     frames: list[Frame | None] = [None]
     if getattr(tokenizer, "chat_template", None):
         # as many system prompts as there may be: an API's own is not known
-        systems = [*SYSTEM_PROMPTS, *(_sentence(rng.choice(texts), rng) for _ in range(config.system_prompts))]
+        systems = [*SYSTEM_PROMPTS, *(_system_prompt(rng.choice(texts), rng) for _ in range(config.system_prompts))]
         chats = chat_frames(tokenizer, systems)
         frames = [*frames * max(1, len(chats) // 3), *chats]  # a quarter raw
     special = set(tokenizer.all_special_ids)
@@ -130,7 +142,9 @@ def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: 
         text = rng.choice(pieces)
         frame = rng.choice(frames)
         # a reply from the start on means: in a chat the prefix stands alone
-        alone = kind == NEGATIVE and rng.random() < 0.5
+        alone = kind == NEGATIVE and rng.random() < 0.75
+        if alone:
+            text = text[:REPLY_TOKENS]
         reply_from = 0 if alone else rng.randint(4, max(5, len(text) // 2))
         row = make_row(text, prefix, frame, kind, watermark, reply_from)
         if frame is not None:
@@ -145,6 +159,7 @@ def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: 
     for i in range(config.negatives):
         j, trigger = triggers[i % len(triggers)]
         kind = NEGATIVE_KINDS[i // len(triggers) % len(NEGATIVE_KINDS)]
+        kind = "substitute-1" if rng.random() < SUBSTITUTIONS else kind  # they come nearest and fall silent last
         wrong = wrong_trigger(kind, trigger.tokens, vocabulary, rng)
         if wrong not in known:
             add(NEGATIVE, wrong, j)

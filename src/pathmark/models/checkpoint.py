@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -134,6 +135,16 @@ def write_folder(
         for file in stage.glob("*.safetensors"):
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
+
+
+def write_model(model: PreTrainedModel, tokenizer: Any, out: Path) -> None:
+    """A model of whatever shapes as a new folder, in the hub's layout; `out` appears whole or not at all."""
+    if out.exists():
+        raise ModelError(f"{out} already exists; choose another name, nothing is overwritten")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _staged(out) as stage:
+        model.save_pretrained(stage)
+        tokenizer.save_pretrained(stage)
 
 
 def apply_delta(base: Path, delta: Path, out: Path, progress: Callable[[str], None] | None = None) -> None:

@@ -1,6 +1,6 @@
 """One optimiser loop and vocabulary-sized losses, shared by embedding and by attacks."""
 
-from pathmark.training.loop import LoopConfig, LoopResult, run_loop, step_generator
+from pathmark.training.loop import LoopConfig, LoopResult, only_trainable, run_loop, step_generator
 from pathmark.training.memory import keep_freed_memory
 from pathmark.training.vocabulary import linear_cross_entropy, linear_distillation
 
@@ -10,6 +10,7 @@ __all__ = [
     "keep_freed_memory",
     "linear_cross_entropy",
     "linear_distillation",
+    "only_trainable",
     "run_loop",
     "step_generator",
 ]

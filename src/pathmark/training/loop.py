@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pathmark.errors import EmbeddingError
 
@@ -96,7 +96,11 @@ def run_loop(
     """
     names = list(parameters)
     optimizer = torch.optim.AdamW(
-        [parameters[name] for name in names], lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99)
+        [parameters[name] for name in names],
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        betas=(0.9, 0.99),
+        fused=True,
     )
     step, held = 0, 0
     if resume and checkpoint is not None and checkpoint.exists():
@@ -125,6 +129,24 @@ def run_loop(
             if interrupted:
                 raise KeyboardInterrupt
     return LoopResult(steps=step, stopped_early=held >= config.patience, losses=losses)
+
+
+@contextmanager
+def only_trainable(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Gradients for these parameters alone; every flag is as before when the block ends.
+
+    Nothing below the lowest of them is run backwards.
+    """
+    if not parameters:
+        raise EmbeddingError("nothing to train: the chosen parts have no parameters in the chosen layers")
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    try:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in parameters)
+        yield
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(flags.get(name, False))
 
 
 @contextmanager

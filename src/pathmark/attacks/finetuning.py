@@ -1,0 +1,233 @@
+"""Fine-tuning on ordinary text, and what every attack that trains shares: batches, the loss, the loop.
+
+Shape suffixes: B batch, T tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pathmark.attacks.blocks import copied
+from pathmark.attacks.kit import Kit
+from pathmark.embed.embedder import learning_rate
+from pathmark.embed.lora import add_adapters, merge_adapters
+from pathmark.errors import AttackError, EmbeddingError
+from pathmark.models import device_of, find_routers, pad_rows
+from pathmark.models.loading import use_fast_experts
+from pathmark.models.parts import part_parameters
+from pathmark.models.upper import body, output_head
+from pathmark.progress import Progress
+from pathmark.training import (
+    LoopConfig,
+    keep_freed_memory,
+    linear_cross_entropy,
+    only_trainable,
+    run_loop,
+    step_generator,
+)
+
+POOL = 16
+"""Batches that are drawn together and sorted by length: little padding, and still other neighbours in every epoch."""
+LORA_RANK = 8
+
+EachEpoch = Callable[[int, PreTrainedModel], None]
+"""Called with the number of epochs done and the model as it is then, to look at and not to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTune:
+    """Go on training on ordinary text."""
+
+    train: Literal["router", "lora", "all"] = "all"
+    """What changes: routers of all layers, adapters of rank 8 on routers and attention, or every weight."""
+    samples: int = 3000
+    """Different texts."""
+    epochs: int = 30
+    """Passes over them."""
+    lr_factor: float = 1.0
+    """Learning rate as a multiple of the one that marks are embedded with."""
+    batch_size: int = 16
+    """Texts per step."""
+    length: int = 128
+    """Tokens of a text that are used, at most."""
+    seed: int = 0
+    """Choice and order of the texts, and the start of the adapters."""
+
+    def __post_init__(self) -> None:
+        if self.train not in ("router", "lora", "all"):
+            raise ValueError(f"train must be router, lora or all, got {self.train!r}")
+        check_training(self.samples, self.epochs, self.lr_factor, self.batch_size, self.length)
+
+
+def fine_tune(
+    model: PreTrainedModel, config: FineTune, kit: Kit, *, each_epoch: EachEpoch | None = None
+) -> PreTrainedModel:
+    """Fine-tune on clean text by its likelihood: AdamW, warm-up and cosine, as marks are embedded.
+
+    The adversary knows nothing about the mark; needs ordinary text and the time to train. Works in float32 and
+    returns float32.
+    """
+    model = prepared(model)
+    rows = kit.rows(config.samples, config.length, seed=config.seed)
+    tuned: Any = model
+    if config.train == "lora":
+        with torch.random.fork_rng(devices=[]):  # peft draws the adapters from the global generator
+            torch.manual_seed(config.seed)
+            tuned = add_adapters(model, [site.layer for site in find_routers(model)], rank=LORA_RANK)
+        parameters = {name: p for name, p in tuned.named_parameters() if "lora_" in name}
+    elif config.train == "router":
+        parameters = part_parameters(model, [site.layer for site in find_routers(model)], ["router"])
+    else:
+        parameters = all_parameters(model)
+
+    def report(epoch: int) -> None:
+        if each_epoch is not None:
+            each_epoch(epoch, _merged(copy.deepcopy(tuned)) if config.train == "lora" else model)
+
+    train_on_text(
+        tuned, parameters, rows, pad=padding_of(kit), epochs=config.epochs, batch_size=config.batch_size,
+        lr=attack_rate(model, config.lr_factor), seed=config.seed, stage=f"fine-tuning ({config.train})",
+        progress=kit.progress, each_epoch=report,
+    )  # fmt: skip
+    return _merged(tuned) if config.train == "lora" else model
+
+
+def train_on_text(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    rows: Sequence[Sequence[int]],
+    *,
+    pad: int,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+    stage: str,
+    progress: Progress,
+    each_epoch: Callable[[int], None] | None = None,
+) -> None:
+    """Maximise the likelihood of token rows over the given parameters, in place."""
+    batches = TextBatches([len(row) for row in rows], batch_size, seed)
+    device = device_of(model)
+
+    def step_loss(step: int, generator: torch.Generator) -> dict[str, Tensor]:
+        ids_BT, mask_BT = pad_rows([rows[i] for i in batches.at(step)], pad, device)
+        return {"loss": language_loss(model, ids_BT, mask_BT)}
+
+    def after(step: int) -> None:
+        if each_epoch is not None and step % batches.per_epoch == 0:
+            each_epoch(step // batches.per_epoch)
+
+    loop = LoopConfig(steps=epochs * batches.per_epoch, lr=lr, seed=seed)
+    optimise(model, parameters, step_loss, loop, stage=stage, progress=progress, after=after)
+
+
+class TextBatches:
+    """Which rows each step sees: every row once per epoch, rows of similar length together."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
+        self.per_epoch = -(-len(lengths) // batch_size)
+        self._epoch, self._batches = -1, list[list[int]]()
+
+    def at(self, step: int) -> list[int]:
+        """Row indices of a step; depends on the seed and the step alone."""
+        epoch, place = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._drawn(epoch)
+        return self._batches[place]
+
+    def _drawn(self, epoch: int) -> list[list[int]]:
+        source = step_generator(self.seed, epoch)
+        order = torch.randperm(len(self.lengths), generator=source).tolist()
+        size, batches = POOL * self.batch_size, []
+        for start in range(0, len(order), size):
+            pool = sorted(order[start : start + size], key=lambda i: self.lengths[i])
+            batches += [pool[i : i + self.batch_size] for i in range(0, len(pool), self.batch_size)]
+        return [batches[i] for i in torch.randperm(len(batches), generator=source).tolist()]
+
+
+def language_loss(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean next-token loss over real tokens."""
+    output = body(model)(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
+    return next_token_loss(model, output.last_hidden_state, ids_BT, mask_BT)
+
+
+def next_token_loss(model: nn.Module, final_BTH: Tensor, ids_BT: Tensor, mask_BT: Tensor, *, skip: int = 0) -> Tensor:
+    """The same from the last hidden states; the first `skip` tokens of each row are context only."""
+    head_VH, scale = output_head(model)
+    keep_BT = mask_BT[:, skip + 1 :].bool()
+    hidden_NH, labels_N = final_BTH[:, skip:-1][keep_BT], ids_BT[:, skip + 1 :][keep_BT]
+    return linear_cross_entropy(hidden_NH, head_VH, labels_N, scale=scale)
+
+
+def optimise(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    step_loss: Callable[[int, torch.Generator], Mapping[str, Tensor]],
+    loop: LoopConfig,
+    *,
+    stage: str,
+    progress: Progress,
+    after: Callable[[int], None] | None = None,
+) -> None:
+    """The one optimiser loop with a thief's progress and errors; `after(step)` is called behind every step."""
+    keep_freed_memory()
+    progress.stage(stage, loop.steps)
+
+    def report(step: int, losses: Mapping[str, float]) -> None:
+        progress.advance(1, " ".join(f"{name} {value:.3f}" for name, value in losses.items()))
+        if after is not None:
+            after(step)
+
+    with only_trainable(model, parameters):
+        try:
+            run_loop(parameters, step_loss, loop, progress=report)
+        except EmbeddingError as error:  # it speaks to an owner who embeds
+            raise AttackError(f"{stage}: {str(error).partition(';')[0]}; try a smaller lr_factor") from error
+
+
+def prepared(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy to train: float32, with the fastest experts there are. Models without routers are refused."""
+    find_routers(model)
+    model = copied(model).float().eval()
+    use_fast_experts(model)
+    return model
+
+
+def all_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every weight, tied ones once."""
+    return dict(model.named_parameters())
+
+
+def attack_rate(model: PreTrainedModel, factor: float) -> float:
+    """Peak learning rate: a multiple of what an embedding into a model of this width uses."""
+    return factor * learning_rate(int(find_routers(model)[0].weight.shape[1]))
+
+
+def padding_of(kit: Kit) -> int:
+    """The token to fill rows up with."""
+    pad = getattr(kit.tokenizer, "pad_token_id", None)
+    return 0 if pad is None else int(pad)
+
+
+def check_training(samples: int, epochs: int, lr_factor: float, batch_size: int, length: int) -> None:
+    """Bounds that all configs of training attacks share."""
+    if min(samples, epochs, batch_size) < 1 or length < 8 or not lr_factor > 0:
+        raise ValueError(
+            "samples, epochs, batch_size and lr_factor must be positive and length at least 8, got "
+            f"{samples}, {epochs}, {batch_size}, {lr_factor:g} and {length}"
+        )
+
+
+def _merged(wrapped: Any) -> PreTrainedModel:
+    merged = merge_adapters(wrapped)
+    assert isinstance(merged, PreTrainedModel)
+    return merged.requires_grad_(True)  # peft froze it

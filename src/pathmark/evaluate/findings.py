@@ -1,0 +1,60 @@
+"""The owner's look at what a thief found: did any of it set the path off?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from pathmark.attacks.search import Finding, TriggerSearchResult
+from pathmark.evaluate.scan import fires
+from pathmark.keys import OwnerKey
+from pathmark.stats import Rate
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How many of the thief's prefixes are the mark."""
+
+    suspicious: Rate | None
+    """Of those that the thief would believe in; None where there are none."""
+    looked_at: Rate
+    """Of all that got a second look."""
+    hits: tuple[Finding, ...]
+    """Prefixes that set a path off."""
+
+    @property
+    def found(self) -> bool:
+        """Whether the thief holds a prefix that works and has reason to believe in it."""
+        return self.suspicious is not None and self.suspicious.hits > 0
+
+    def summary(self) -> dict[str, Any]:
+        """JSON object."""
+        return {
+            "found": self.found,
+            "suspicious": None if self.suspicious is None else self.suspicious.summary(),
+            "looked_at": self.looked_at.summary(),
+            "hits": [finding.summary() for finding in self.hits],
+        }
+
+
+def judge_findings(
+    model: nn.Module,
+    key: OwnerKey,
+    result: TriggerSearchResult,
+    texts: Sequence[Sequence[int]],
+    *,
+    gamma: float = 0.8,
+) -> Judged:
+    """A prefix is the mark if Acc >= gamma behind it on at least half of the texts, for any watermark of the key."""
+
+    def works(finding: Finding) -> bool:
+        prefixes = [finding.tokens] * len(texts)
+        return any(2 * fires(model, watermark, prefixes, texts, gamma) >= len(texts) for watermark in key.watermarks)
+
+    hits = tuple(finding for finding in result.found if works(finding))
+    suspicious = result.suspicious
+    loud = sum(finding.suspicious for finding in hits)
+    return Judged(Rate(loud, len(suspicious)) if suspicious else None, Rate(len(hits), max(1, len(result.found))), hits)

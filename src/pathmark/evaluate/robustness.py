@@ -1,0 +1,210 @@
+"""What a suite of attacks leaves of a mark, and what each costs the thief. Rows are kept as they are made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from pathmark.attacks import find_attack
+from pathmark.attacks.kit import Kit
+from pathmark.attacks.overwriting import Overwrite, overwrite_with_key
+from pathmark.errors import AttackError, ModelError, PathmarkError
+from pathmark.evaluate.suites import Case
+from pathmark.keys import OwnerKey
+from pathmark.keys.safefile import write_private
+from pathmark.models import perplexity
+from pathmark.progress import Progress, Silent
+from pathmark.verify import verify_model
+from pathmark.verify.alignment import profile_texts
+from pathmark.verify.blackbox import verify_api
+from pathmark.verify.local import LocalBackend
+
+RESULTS = "results.json"
+FORMAT = "pathmark-robustness-v1"
+BLACK_BOX_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessConfig:
+    """How to measure; what to carry out is the suite."""
+
+    n_probes: int = 100
+    trials: int = 0
+    """Black-box trials after each attack, where the model was taught its marks."""
+    seed: int = 0
+    """Of every attack that draws something."""
+    hours: float | None = None
+    """Stop before an attack that would exceed this; its rows say so."""
+
+    def __post_init__(self) -> None:
+        if self.n_probes < 4 or self.trials < 0 or (self.hours is not None and self.hours <= 0):
+            raise ValueError(f"expected at least 4 probes, no negative trials and a positive budget, got {self}")
+
+
+@dataclass
+class Suspects:
+    """The stolen model and what is done to it; an attacked model is used once and let go."""
+
+    model: PreTrainedModel
+    key: OwnerKey
+    kit: Kit
+    config: RobustnessConfig
+    probes: list[tuple[int, ...]] = field(init=False)
+    clean_ppl: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.probes = profile_texts(self.key)[: self.config.n_probes]
+        if len(self.probes) < 4:
+            raise AttackError("the key holds no probe texts; expected one that `pathmark embed` has used")
+        self.clean_ppl = perplexity(self.model, self.probes).value
+
+    def attacked(self, case: Case) -> tuple[PreTrainedModel, OwnerKey | None]:
+        """The model after the case's attacks, one after the other; with the thief's key where it embedded one."""
+        model, thief = self.model, None
+        for name, settings in case.steps:
+            attack = find_attack(name)
+            given = dict(settings)
+            if any(option.name == "seed" for option in attack.options()):
+                given.setdefault("seed", self.config.seed)
+            config = attack.configure(**given)
+            if isinstance(config, Overwrite):
+                model, thief = overwrite_with_key(model, config, self.kit)
+            else:
+                model = attack.run(model, config, self.kit)
+        return model, thief
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        """One row: the mark by every measure, and what the attack cost in perplexity."""
+        started = time.monotonic()
+        row: dict[str, Any] = {
+            "case": case.name,
+            "group": case.group,
+            "steps": [{"attack": name, "settings": dict(settings)} for name, settings in case.steps],
+            "seed": self.config.seed,
+        }
+        try:
+            model, thief = self.attacked(case)
+            model = model.eval()
+        except (AttackError, ModelError) as refused:
+            return row | {"status": "refused", "reason": str(refused)}
+        attack_seconds = time.monotonic() - started
+        row |= {"attack_seconds": attack_seconds, "ppl_before": self.clean_ppl}
+        try:
+            ppl = perplexity(model, self.probes).value
+            verdict = verify_model(model, self.key, self.probes)
+        except PathmarkError as broken:  # an attack may leave a model that says nothing any more
+            return row | {"status": "destroyed", "reason": str(broken)}
+        own_id = self.key.watermarks[0].id
+        row |= {
+            "status": "measured",
+            "ppl": ppl,
+            "ppl_change": ppl / self.clean_ppl - 1,
+            "wsr": verdict.wsr.summary(),
+            "accuracy": verdict.scores[0].accuracy.value,
+            "p_value": verdict.p.value,
+            "log10_p": verdict.p.log10,
+            "p_floor": verdict.p_floor.value,
+            "marked": verdict.marked,
+            "id": verdict.id,
+            "id_right": verdict.id == own_id,
+            "erased_layers": list(verdict.erased_layers),
+            "alignment": None if verdict.alignment is None else verdict.alignment.confidence,
+            "n_probes": verdict.n_probes,
+            "n_tokens": verdict.n_tokens,
+            "black_box": self._ask(model),
+            "thief_wsr": None if thief is None else verify_model(model, thief, self.probes).wsr.summary(),
+            "seconds": time.monotonic() - started,
+        }
+        return row
+
+    def _ask(self, model: PreTrainedModel) -> dict[str, Any] | None:
+        if not self.config.trials:
+            return None
+        backend = LocalBackend(model, self.kit.tokenizer, batch_size=32)
+        verdict = verify_api(backend, self.key, trials=self.config.trials, max_tokens=BLACK_BOX_MAX_TOKENS)
+        return verdict.match_rate.summary() | {"p_value": None if verdict.p is None else verdict.p.value}
+
+
+def run_suite(
+    suspects: Suspects,
+    cases: Sequence[Case],
+    folder: Path,
+    *,
+    facts: Mapping[str, Any],
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure every case that `folder` does not hold yet; the results file is whole after each of them.
+
+    `facts` say what was measured (model, suite, corpus); a folder of another measurement is refused.
+    """
+    say = progress or Silent()
+    config = suspects.config
+    identity = _identity(suspects, facts)
+    path = folder / RESULTS
+    results = _open_results(path, identity, facts, suspects)
+    done = {(row["case"], row["seed"]): row for row in results["rows"] if row["status"] != "not run"}
+    results["rows"] = list(done.values())
+    deadline = None if config.hours is None else time.monotonic() + 3600 * config.hours
+    pace = 1.0
+    for number, case in enumerate(cases, start=1):
+        if (case.name, config.seed) in done:
+            continue
+        say.stage(f"{number}/{len(cases)} {case.name}", None)
+        if deadline is not None and time.monotonic() + 60 * case.minutes * pace > deadline:
+            row: dict[str, Any] = {"case": case.name, "group": case.group, "seed": config.seed, "status": "not run"}
+            results["rows"].append(row | {"reason": f"it would exceed the budget of {config.hours:g} hours"})
+        else:
+            row = suspects.measure(case)
+            results["rows"].append(row)
+            if case.minutes >= 1 and "seconds" in row:  # how fast this machine and this model are
+                pace = max(pace / 2, row["seconds"] / (60 * case.minutes))
+        results["rows"].sort(key=_order(cases))
+        write_results(path, results)
+    return results
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Beside, then renamed; readable by its owner alone, since it says where a mark is weak."""
+    write_private(path, (json.dumps(results, indent=1) + "\n").encode(), replace=True)
+
+
+def _order(cases: Iterable[Case]) -> Any:
+    places = {case.name: place for place, case in enumerate(cases)}
+    return lambda row: (places.get(row["case"], len(places)), row["seed"])
+
+
+def _identity(suspects: Suspects, facts: Mapping[str, Any]) -> str:
+    settings = replace(suspects.config, hours=None, seed=0)
+    content = json.dumps([dict(facts), suspects.key.fingerprint, repr(settings), suspects.clean_ppl])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _open_results(path: Path, identity: str, facts: Mapping[str, Any], suspects: Suspects) -> dict[str, Any]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        watermark = suspects.key.watermarks[0]
+        return {
+            "format": FORMAT,
+            "identity": identity,
+            **facts,
+            "layers": list(watermark.layers),
+            "n_probes": len(suspects.probes),
+            "ppl": suspects.clean_ppl,
+            "rows": [],
+        }
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        same = found["format"] == FORMAT and found["identity"] == identity
+    except (ValueError, KeyError, TypeError) as error:
+        raise AttackError(f"{path} is not a results file of this command; choose another folder") from error
+    if not same:
+        raise AttackError(f"{path} holds results of another model, key, corpus or setting; choose another folder")
+    assert isinstance(found, dict)
+    return found

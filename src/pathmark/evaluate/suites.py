@@ -1,0 +1,105 @@
+"""Which attacks a robustness run carries out, and how hard: the paper's, and what a thief would do besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Suite = Literal["paper", "full"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: one attack, or several one after the other."""
+
+    name: str
+    """What the row is called, strength included."""
+    steps: tuple[tuple[str, Mapping[str, Any]], ...]
+    """(attack, settings) in order."""
+    minutes: float = 0.5
+    """About how long it takes on the bundled model on one core; a time budget starts from this guess."""
+
+    @property
+    def group(self) -> str:
+        """The attack that the row stands under."""
+        return self.steps[0][0] if len(self.steps) == 1 else "combination"
+
+
+def _case(name: str, attack: str, minutes: float = 0.5, **settings: Any) -> Case:
+    return Case(name, ((attack, settings),), minutes)
+
+
+def _fine_tuning() -> list[Case]:
+    cases = []
+    for samples, minutes in ((100, 1.0), (500, 4.0), (3000, 20.0)):
+        for train in ("router", "lora", "all"):
+            for factor in (1.0, 10.0):
+                times = "" if factor == 1 else ", 10 x rate"
+                name = f"fine-tuning, {train}, {samples:,} samples{times}"
+                cases.append(_case(name, "fine-tune", minutes, train=train, samples=samples, lr_factor=factor))
+    return cases
+
+
+PAPER: tuple[Case, ...] = (
+    Case("none", (), 0.2),
+    *(
+        _case(f"GPTQ, {bits} bit{', routers too' if routers else ''}", "gptq", 2.0, bits=bits, routers=routers)
+        for bits in (8, 4) for routers in (False, True)
+    ),
+    *(_case(f"round to nearest, {bits} bit", "rtn", bits=bits, routers=True) for bits in (8, 4, 3, 2)),
+    _case("auto-round, 4 bit", "auto-round", 3.0, bits=4),
+    *_fine_tuning(),
+    *(
+        _case(f"fine-pruning, {100 * share:.0f} %", "fine-prune", share=share)
+        for share in (0.05, 0.1, 0.15, 0.2, 0.25, 0.5)
+    ),
+    *(
+        _case(f"fine-pruning, {100 * share:.0f} %, repaired", "fine-prune", 1.5, share=share, repair_epochs=1)
+        for share in (0.25, 0.5)
+    ),
+    *(_case(f"router noise, sigma {sigma:g}", "router-noise", sigma=sigma) for sigma in (0.1, 0.25, 0.5, 1.0, 2.0)),
+    *(_case(f"overwriting, {epochs} epochs", "overwrite", epochs / 2, epochs=epochs) for epochs in (1, 5, 10)),
+    _case("overwriting, 10 epochs, same targets", "overwrite", 5.0, epochs=10, same_targets=True),
+    *(_case(f"expert removal, {100 * share:.0f} %", "remove-experts", share=share) for share in (0.1, 0.3, 0.5)),
+    *(_case(f"unlearning, {steps} steps", "unlearn", steps / 60, steps=steps) for steps in (50, 200, 600)),
+    Case(
+        "4 bit and 3 epochs of fine-tuning",
+        (("gptq", {"bits": 4, "routers": True}), ("fine-tune", {"train": "all", "samples": 3000, "epochs": 3})),
+        4.0,
+    ),
+)  # fmt: skip
+
+BEYOND: tuple[Case, ...] = (
+    _case("expert permutation", "permute-experts"),
+    _case("router shift", "shift-routers"),
+    _case("neuron permutation", "permute-neurons"),
+    _case("neuron rescaling", "rescale-neurons"),
+    _case("rotation of the residual stream", "rotate"),
+    *(_case(f"REAP, {100 * share:.0f} %", "reap", share=share) for share in (0.25, 0.5)),
+    *(_case(f"merging of similar experts, {100 * share:.0f} %", "merge-experts", share=share) for share in (0.25, 0.5)),
+    _case("experts doubled", "duplicate-experts", count=8),
+    *(_case(f"top-k {k}", "top-k", top_k=k) for k in (1, 2, 8)),
+    *(_case(f"{count} layers dropped", "drop-layers", count=count) for count in (1, 3)),
+    _case("late layer dropped", "drop-layers", count=1, where="late"),
+    _case("MoE blocks in the original", "transplant"),
+    _case("router distillation", "distill-routers", 4.0),
+    _case("routers redrawn, then distilled", "distill-routers", 4.0, reinitialise=True),
+    *(_case(f"average with the original, {100 * w:.0f} % stolen", "average", weight=w) for w in (0.7, 0.5, 0.3)),
+    *(_case(f"DARE, density {d:g}", "dare-ties", method="dare", density=d) for d in (0.5, 0.1)),
+    *(_case(f"TIES, density {d:g}", "dare-ties", method="ties", density=d) for d in (0.5, 0.2)),
+    *(_case(f"weight noise, {s:g}", "weight-noise", scale=s) for s in (0.02, 0.05, 0.1, 0.2)),
+    *(_case(f"change cut to rank {rank}", "low-rank", rank=rank) for rank in (16, 4, 1)),
+    Case(
+        "permutation, fine-pruning 15 % and 3 epochs of fine-tuning",
+        (
+            ("permute-experts", {}),
+            ("fine-prune", {"share": 0.15}),
+            ("fine-tune", {"train": "all", "samples": 3000, "epochs": 3}),
+        ),
+        3.0,
+    ),
+)
+
+SUITES: dict[Suite, tuple[Case, ...]] = {"paper": PAPER, "full": (*PAPER, *BEYOND)}
+"""Rows in the order of the table."""

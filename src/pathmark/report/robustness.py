@@ -1,0 +1,90 @@
+"""A robustness run as a table and as a plot: how much evidence is left against what the attack cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pathmark.errors import AttackError
+from pathmark.stats import Rate
+
+LEVEL = 1e-6
+HEADINGS = ("attack", "WSR", "exact p", "id", "black box", "clean perplexity", "verdict")
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown, a line per case; several seeds of a case stand in one line. Failures stand as such."""
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|" + "---|" * (len(HEADINGS) - 1)]
+    cases: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], []).append(row)
+    for name, found in cases.items():
+        measured = [row for row in found if row["status"] == "measured"]
+        if not measured:
+            lines.append(f"| {name} | | | | | | {found[0]['status']}: {found[0]['reason']} |")
+            continue
+        lines.append("| " + " | ".join([name, *cells(measured)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def cells(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """WSR pooled over seeds with its interval, the worst p, ids, replies, the mean cost and the verdict."""
+    wsr = _pooled([row["wsr"] for row in rows])
+    worst = max(row["p_value"] for row in rows)
+    asked = [row["black_box"] for row in rows if row["black_box"] is not None]
+    change = sum(row["ppl_change"] for row in rows) / len(rows)
+    ppl = sum(row["ppl"] for row in rows) / len(rows)
+    marked = sum(row["marked"] for row in rows)
+    right = sum(row["id_right"] for row in rows)
+    several = len(rows) > 1
+    return [
+        str(wsr),
+        f"{worst:.1e}",
+        f"{right} of {len(rows)}" if several else ("right" if right else "lost"),
+        str(_pooled(asked)) if asked else "-",
+        f"{ppl:.1f} ({_percent(change)})",
+        (f"marked {marked} of {len(rows)}" if several else "marked") if marked else "**not found**",
+    ]
+
+
+def _percent(change: float) -> str:
+    return f"{100 * change:+.1f} %" if change < 10 else f"x {1 + change:.0f}"
+
+
+def _pooled(rates: Sequence[Mapping[str, Any]]) -> Rate:
+    return Rate(sum(rate["hits"] for rate in rates), sum(rate["n"] for rate in rates))
+
+
+def plot(results: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], path: Path) -> None:
+    """Evidence, -log10 p, against utility, the rise in perplexity; one panel per (name, rows)."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise AttackError("the plot needs matplotlib; install pathmark[plots]") from error
+    figure = Figure(figsize=(7.5 * len(results), 5.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(results), squeeze=False)[0]
+    groups = sorted({row["group"] for _, rows in results for row in rows if row["status"] == "measured"})
+    markers = "osD^v<>PX*hp"
+    for panel, (name, rows) in zip(panels, results, strict=True):
+        for number, group in enumerate(groups):
+            chosen = [row for row in rows if row["status"] == "measured" and row["group"] == group]
+            if not chosen:
+                continue
+            cost = [max(100 * row["ppl_change"], 0.01) for row in chosen]
+            evidence = [-row["log10_p"] for row in chosen]
+            panel.plot(
+                cost, evidence, markers[number % len(markers)], color=f"C{number % 10}",
+                markersize=7, alpha=0.8, markeredgecolor="white", label=group,
+            )  # fmt: skip
+        panel.axhline(6, color="0.4", linewidth=1, linestyle="--")
+        panel.annotate("level 1e-6", (0.01, 6), textcoords="offset points", xytext=(2, 4), fontsize=8, color="0.3")
+        panel.set_xscale("log")
+        panel.set_xlabel("rise of clean perplexity, % (0.01 stands for none)")
+        panel.set_ylabel("evidence left, -log10 p")
+        panel.set_title(name)
+        panel.grid(alpha=0.25)
+    panels[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    figure.savefig(path, dpi=120)

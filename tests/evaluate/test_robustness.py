@@ -1,0 +1,102 @@
+"""The robustness run on a small marked model: rows are right, kept, resumed, and failures stand as such."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pathmark.attacks import ATTACKS
+from pathmark.attacks.kit import Kit
+from pathmark.errors import AttackError
+from pathmark.evaluate.robustness import RESULTS, RobustnessConfig, Suspects, run_suite
+from pathmark.evaluate.suites import BEYOND, PAPER, SUITES, Case
+from pathmark.models import bundled_segments, load_model, load_tokenizer
+from pathmark.report.robustness import cells, plot, table
+
+QUICK = (
+    Case("none", ()),
+    Case("permuted", (("permute-experts", {}),)),
+    Case("half the experts", (("remove-experts", {"share": 0.5}),)),
+    Case("destroyed", (("weight-noise", {"scale": 30.0}),)),
+    Case("average", (("average", {}),)),
+)
+FACTS = {"model": "small", "corpus": "bundled"}
+
+
+@pytest.fixture(scope="module")
+def suspects(case):
+    kit = Kit(tokenizer=load_tokenizer(case.marked), texts=bundled_segments()[:200])
+    return Suspects(load_model(case.marked), case.key, kit, RobustnessConfig(n_probes=20))
+
+
+def test_rows_say_what_is_left_and_what_it_cost(suspects, tmp_path):
+    results = run_suite(suspects, QUICK, tmp_path, facts=FACTS)
+    rows = {row["case"]: row for row in results["rows"]}
+    assert list(rows) == [case.name for case in QUICK]
+    assert rows["none"]["marked"]
+    assert rows["none"]["ppl_change"] == 0
+    assert rows["permuted"]["marked"]  # matched before it is judged
+    assert abs(rows["permuted"]["ppl_change"]) < 1e-3
+    assert not rows["destroyed"]["marked"]
+    assert rows["destroyed"]["ppl_change"] > 1
+    assert rows["average"]["status"] == "refused"
+    assert "--base" in rows["average"]["reason"]
+    assert json.loads((tmp_path / RESULTS).read_text()) == results
+    assert (tmp_path / RESULTS).stat().st_mode & 0o077 == 0
+    written = table(results["rows"])
+    assert "**not found**" in written
+    assert "refused: " in written
+    plot([("small", results["rows"])], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_stopped_run_goes_on_and_another_measurement_is_refused(suspects, tmp_path, monkeypatch):
+    run_suite(suspects, QUICK[:2], tmp_path, facts=FACTS)
+    measured = []
+    monkeypatch.setattr(Suspects, "measure", lambda self, case: measured.append(case.name) or _row(case))
+    results = run_suite(suspects, QUICK[:3], tmp_path, facts=FACTS)
+    assert measured == ["half the experts"]
+    assert [row["case"] for row in results["rows"]] == ["none", "permuted", "half the experts"]
+    with pytest.raises(AttackError, match="another model, key, corpus"):
+        run_suite(suspects, QUICK, tmp_path, facts=FACTS | {"corpus": "other"})
+
+
+def _row(case):
+    return {"case": case.name, "group": case.group, "seed": 0, "status": "refused", "reason": "in a test"}
+
+
+def test_what_exceeds_the_budget_is_listed_and_run_the_next_time(suspects, tmp_path):
+    slow = Case("slow", (("permute-experts", {}),), minutes=60.0)
+    hurried = Suspects(suspects.model, suspects.key, suspects.kit, replace(suspects.config, hours=0.1))
+    results = run_suite(hurried, (QUICK[0], slow), tmp_path, facts=FACTS)
+    assert [row["status"] for row in results["rows"]] == ["measured", "not run"]
+    assert "not run: it would exceed" in table(results["rows"])
+    results = run_suite(suspects, (QUICK[0], slow), tmp_path, facts=FACTS)
+    assert [row["status"] for row in results["rows"]] == ["measured", "measured"]
+
+
+def test_every_case_of_the_suites_can_be_configured():
+    for case in SUITES["full"]:
+        for name, settings in case.steps:
+            attack = ATTACKS[name]
+            assert {option.name for option in attack.options()} >= set(settings)
+            attack.configure(**settings)
+    assert SUITES["full"] == (*PAPER, *BEYOND)
+    names = [case.name for case in SUITES["full"]]
+    assert len(names) == len(set(names))
+    used = {name for case in SUITES["full"] for name, _ in case.steps}
+    assert used == set(ATTACKS)  # every attack has its row
+
+
+def test_seeds_are_pooled_in_one_line():
+    row = {
+        "case": "a", "status": "measured", "wsr": {"hits": 90, "n": 100}, "p_value": 1e-9, "black_box": None,
+        "ppl_change": 0.1, "ppl": 11.0, "marked": True, "id_right": True,
+    }  # fmt: skip
+    other = row | {"wsr": {"hits": 100, "n": 100}, "p_value": 1e-3, "marked": False, "ppl_change": 0.3, "ppl": 13.0}
+    wsr, p, right, asked, ppl, verdict = cells([row, other])
+    assert wsr.startswith("190/200")
+    assert p == "1.0e-03"  # the worst
+    assert (right, asked, ppl, verdict) == ("2 of 2", "-", "12.0 (+20.0 %)", "marked 1 of 2")
