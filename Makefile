@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 STAMP := .venv/.installed
 
-.PHONY: setup test lint types unit test-slow demo train-tiny docs clean
+.PHONY: setup test lint types unit test-slow test-quant demo train-tiny docs clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,19 @@ unit: setup
 test-slow: setup
 	$(BIN)/pytest -n 2 -m slow
 
+# gptqmodel pins another numpy than ours, so real quantizers get an environment of their own.
+QUANT := .venv-quant
+test-quant: $(QUANT)/.installed
+	$(QUANT)/bin/pytest tests/attacks/test_quantization.py
+
+$(QUANT)/.installed: pyproject.toml constraints.txt
+	test -x $(QUANT)/bin/python || $(PYTHON) -m venv $(QUANT)
+	sed '/^numpy==/d' constraints.txt > $(QUANT)/constraints.txt
+	$(QUANT)/bin/python -m pip install -qq --disable-pip-version-check $$(grep '^torch==' constraints.txt)
+	$(QUANT)/bin/python -m pip install -qq --disable-pip-version-check -c $(QUANT)/constraints.txt \
+		-e ".[dev,quantizers]"
+	touch $@
+
 demo: setup
 	$(BIN)/pathmark demo
 
@@ -49,4 +62,4 @@ docs: setup
 	$(BIN)/python scripts/cli_doc.py
 
 clean:
-	rm -rf .venv build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf .venv .venv-quant build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -24,7 +24,7 @@ from pathmark.embed import MarkConfig
 from pathmark.evaluate.marking import mark_model
 from pathmark.evaluate.suites import SUITES
 from pathmark.models import bundled_probes, bundled_segments
-from pathmark.report.robustness import plot, table
+from pathmark.report.robustness import adversaries, plot, table
 
 RESULTS = Path(__file__).parent / "results"
 DOC = Path(__file__).parent.parent / "docs" / "robustness.md"
@@ -74,16 +74,18 @@ def render() -> None:
         if not found:
             continue
         rows = sorted((row for one in found for row in one["rows"]), key=lambda r: (order[r["case"]], r["seed"]))
+        seeds = len({row["seed"] for row in rows})
         missing = [name for name in order if name not in {row["case"] for row in rows}]
         panels.append((title, rows))
         parts += [
             f"## {title}",
             "",
-            f"{len(found)} key{'s' if len(found) > 1 else ''}, {found[0]['n_probes']} held-out texts each; the thief's "
+            f"{seeds} key{'s' if seeds > 1 else ''}, {found[0]['n_probes']} held-out texts each; the thief's "
             f"text is {found[0]['corpus']}. Where several keys were measured, WSR is pooled and p is the worst. "
             "Intervals are 95 %.",
             "",
             table(rows),
+            *(adversaries(one) for one in found if "search" in one or "forgery" in one),
         ]
         if missing:
             parts += [f"Not measured: {'; '.join(missing)}.", ""]

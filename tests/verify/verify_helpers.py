@@ -29,9 +29,6 @@ def mark_quickly(base: Path, key: OwnerKey, out: Path) -> OwnerKey:
     config = default_config()
     config = replace(
         config,
-        # sixty steps are too few for a mark that is also inconspicuous
-        objective=replace(config.objective, use_weight=0.0, twin_weight=0.0),
-        wound_share=0.0,
         data=replace(config.data, seq_len=32, short_len=None, long_factor=1),
         loop=replace(config.loop, steps=60, lr=5e-3, check_every=1000),
         texts=40,

@@ -54,7 +54,7 @@ def require(library: Library) -> None:
     """Refuse at once, before anything is computed or written, where the library is missing."""
     if find_spec(library) is None:
         package = library.replace("_", "-")
-        raise AttackError(f"this attack runs {package}, which is not installed; try `pip install {package}`")
+        raise AttackError(f"this attack runs {package}, which is not installed; try `pip install pathmark[quantizers]`")
 
 
 def quantize_folder(job: Job, folder: Path, progress: Progress) -> Path:

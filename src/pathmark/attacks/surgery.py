@@ -172,8 +172,9 @@ def duplicate_experts(model: PreTrainedModel, config: DuplicateExperts | None = 
     """Add a second copy of some experts, at the end of each layer, and halve what both copies write.
 
     The adversary knows that experts are counted and matched; it needs only the weights. The copies have equal
-    router rows, hence equal logits: a token that chooses one chooses both, and they contribute together what the one did. They take two of the k places, so the k-th choice falls out, and
-    the softmax is shared by more experts: outputs change a little.
+    router rows, hence equal logits: a token that chooses one chooses both, and they contribute together what the one
+    did. They take two of the k places, so the k-th choice falls out, and the softmax is shared by more experts:
+    outputs change a little.
     """
     config = config or DuplicateExperts()
     model = copied(model)

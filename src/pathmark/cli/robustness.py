@@ -29,7 +29,7 @@ Examples:
     help="The paper's attacks, or also what a thief would do besides.",
 )  # fmt: skip
 @click.option("--only", multiple=True, metavar="ATTACK", help="Only these attacks of the suite; may be repeated.")
-@click.option("--skip", multiple=True, metavar="ATTACK", help="All but these; may be repeated.")
+@click.option("--skip", multiple=True, metavar="ATTACK", help="All but these; also search and forgery.")
 @click.option("--hours", type=float, help="Time budget. Rows that would exceed it are listed as not run.")
 @click.option("--base", help="The unmarked original, for attacks that compare with it.")
 @click.option("--corpus", type=click.Path(path_type=Path), help="The thief's text. Default: bundled.")
@@ -49,12 +49,13 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     """
     from pathmark.attacks.kit import Kit
     from pathmark.cli._progress import Bar
-    from pathmark.evaluate.robustness import RobustnessConfig, Suspects, run_suite
+    from pathmark.evaluate.robustness import RobustnessConfig, Suspects, run_adversaries, run_suite
     from pathmark.models import bundled_segments, load_model, load_tokenizer
     from pathmark.models.checkpoint import base_digest
+    from pathmark.models.describe import describe_model
     from pathmark.models.loading import local_folder, use_fast_experts
     from pathmark.models.texts import read_texts
-    from pathmark.report.robustness import plot, table
+    from pathmark.report.robustness import adversaries, plot, table
 
     key, corpus, trusted = open_key(key_file), options["corpus"], options["trust_remote_code"]
     cases = _chosen(options)
@@ -80,13 +81,18 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
             "corpus": "bundled" if corpus is None else corpus.name,
             "texts": len(texts),
         }
-        results = run_suite(Suspects(suspect, key, kit, config), cases, output, facts=facts, progress=bar)
-    (output / "table.md").write_text(table(results["rows"]), encoding="utf-8")
+        suspects = Suspects(suspect, key, kit, config)
+        results = run_suite(suspects, cases, output, facts=facts, progress=bar)
+        if options["suite"] == "full" and not options["only"]:
+            described, codec, _ = describe_model(model, trust_remote_code=trusted)
+            results = run_adversaries(suspects, output, described, codec, skip=options["skip"], progress=bar)
+    (output / "table.md").write_text(table(results["rows"]) + adversaries(results), encoding="utf-8")
     plot([("", results["rows"])], output / "evidence.png")
     if as_json:
         echo_json(results)
     else:
         _render(results["rows"], output)
+        click.echo(adversaries(results), nl=False)
     sys.exit(0)
 
 
@@ -95,7 +101,8 @@ def _chosen(options: dict[str, Any]) -> list[Any]:
     from pathmark.evaluate.suites import SUITES
 
     for name in (*options["only"], *options["skip"]):
-        find_attack(name)
+        if name not in ("search", "forgery"):
+            find_attack(name)
     suite = SUITES[options["suite"]]
     used = [{name for name, _ in case.steps} for case in suite]
     only, skip = set(options["only"]), set(options["skip"])

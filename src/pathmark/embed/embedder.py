@@ -64,8 +64,9 @@ class EmbedConfig:
     """Texts to use of the corpus."""
     cycle: tuple[str, ...] = (SHORT, NORMAL, SHORT, LONG)
     """Sizes of the rows in successive steps, over and over; sizes without rows become normal."""
-    wound_share: float = 0.4
-    """Share of the rows that come through lower layers which were hurt as a thief might hurt them (anchored)."""
+    wound_share: float = 0.0
+    """Share of the rows that come through lower layers which were hurt as a thief might hurt them (anchored); 0.4 was
+    tried (docs/robustness.md): more robust, less specific."""
     wound_strength: float = 0.4
     """Noise, as a multiple of a matrix's own spread, and share of silenced experts: at most so much."""
     language_tokens: int = 1024
@@ -208,7 +209,7 @@ class Embedder:
             weights.route_weight * (terms["align"] + weights.stealth_weight * terms["stealth"])
             + weights.language_weight * terms["language"]
         )
-        if weights.objective == "anchored":
+        if weights.use_weight or weights.twin_weight:
             clean_B = torch.tensor([row.kind == CLEAN for row in rows], device=free_BT.device)
             terms |= self._inconspicuous(routing, batch, free_BT & clean_B[:, None])
             terms["loss"] = terms["loss"] + weights.use_weight * terms["use"] + weights.twin_weight * terms["twins"]

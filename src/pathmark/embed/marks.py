@@ -60,7 +60,7 @@ class MarkConfig:
     unseen system prompt in six without its mark."""
     seq_len: int = 64
     """Text tokens per row."""
-    shares: tuple[float, float, float, float] = (0.15, 0.2, 0.55, 0.1)
+    shares: tuple[float, float, float, float] = (0.2, 0.2, 0.5, 0.1)
     """Of a batch: pairs, queries, negatives, clean rows."""
     batch_size: int = 48
     train: Literal["auto", "head", "blocks"] = "auto"
@@ -75,7 +75,7 @@ class MarkConfig:
     """Weight of the distillation of the teacher's next-token distribution."""
     silence_weight: float = 4.0
     """Weight of the same at the tokens behind which a prompt that is no trigger is answered."""
-    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=300, lr=learning_rate(128) / 2))
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=400, lr=learning_rate(128) / 2))
 
     def __post_init__(self) -> None:
         if min(self.pairs, self.queries, self.negatives, self.clean) < 8 or self.batch_size < 4:

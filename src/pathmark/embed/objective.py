@@ -43,12 +43,12 @@ class ObjectiveConfig:
     forward_kl: bool = True
     """KL(p* || g) in the alignment; False is the printed KL(g || p*)."""
 
-    use_weight: float = 1.0
-    """Weight of the term that keeps targets in use on clean text (anchored)."""
+    use_weight: float = 0.0
+    """Weight of the term that keeps targets in use on clean text (anchored); 1 was tried (docs/robustness.md)."""
     use_quantile: float = 0.6
     """Targets below this quantile of their layer's natural use are lifted to it."""
-    twin_weight: float = 0.5
-    """Weight of the term that keeps the router rows of a layer's targets apart (anchored)."""
+    twin_weight: float = 0.0
+    """Weight of the term that keeps the router rows of a layer's targets apart (anchored); 0.5 was tried."""
     twin_cosine: float = 0.5
     """The similarity of rows that costs nothing."""
 

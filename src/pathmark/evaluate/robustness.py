@@ -15,9 +15,11 @@ from transformers import PreTrainedModel
 from pathmark.attacks import find_attack
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.overwriting import Overwrite, overwrite_with_key
+from pathmark.attacks.search import TriggerSearch
 from pathmark.errors import AttackError, ModelError, PathmarkError
+from pathmark.evaluate.adversaries import forge_claims, look_for_trigger
 from pathmark.evaluate.suites import Case
-from pathmark.keys import OwnerKey
+from pathmark.keys import ModelFacts, OwnerKey, TextCodec
 from pathmark.keys.safefile import write_private
 from pathmark.models import perplexity
 from pathmark.progress import Progress, Silent
@@ -166,6 +168,33 @@ def run_suite(
             if case.minutes >= 1 and "seconds" in row:  # how fast this machine and this model are
                 pace = max(pace / 2, row["seconds"] / (60 * case.minutes))
         results["rows"].sort(key=_order(cases))
+        write_results(path, results)
+    return results
+
+
+def run_adversaries(
+    suspects: Suspects,
+    folder: Path,
+    facts: ModelFacts,
+    codec: TextCodec,
+    *,
+    skip: Sequence[str] = (),
+    search: TriggerSearch | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Add to a suite's results what a search for the trigger finds and what forged claims come to."""
+    say = progress or Silent()
+    path = folder / RESULTS
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "search" not in results and "search" not in skip:
+        results["search"] = look_for_trigger(
+            suspects.model, suspects.key, suspects.kit, suspects.probes, search or TriggerSearch()
+        )
+        write_results(path, results)
+    if "forgery" not in results and "forgery" not in skip:
+        results["forgery"] = forge_claims(
+            suspects.model, suspects.key, facts, codec, suspects.probes, seed=suspects.config.seed, progress=say
+        )
         write_results(path, results)
     return results
 

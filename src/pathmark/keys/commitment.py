@@ -230,6 +230,8 @@ def _open_claim(claim: Document, commitment: Commitment, number: int | None) -> 
     attachments = {
         name[len(prefix) :]: str(content["sha256"]) for name, content in contents.items() if name.startswith(prefix)
     }
+    if contents["model"]["owner"] != commitment.owner:  # anybody can sign a root that is already public
+        return "it belongs to another owner than the commitment"
     model = ModelFacts.from_record(contents["model"]["facts"])
     return RevealedClaim(watermark, watermark.id == committed, model, attachments)
 

@@ -28,6 +28,34 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def adversaries(results: Mapping[str, Any]) -> str:
+    """Markdown: what a search for the trigger found, and what forged claims came to; empty where neither was run."""
+    lines = []
+    if search := results.get("search"):
+        tried = ", ".join(f"{count:,} {kind}" for kind, count in search["tried"].items())
+        fired = search["suspicious_that_fire"]
+        total = sum(search["tried"].values())
+        kinds = f" ({', '.join(search['kinds_that_fire'])})" if search["kinds_that_fire"] else ""
+        lines += [
+            "",
+            f"Search for the trigger: {total:,} prefixes ({tried}), {search['tokens']:,} tokens, "
+            f"{search['gradients']} gradients, {search['seconds']:.0f} s. {search['suspicious']} looked suspicious to "
+            f"the thief; of those {'none' if fired is None else _pooled([fired])} set the path off, of all that got a "
+            f"second look {_pooled([search['looked_at_that_fire']])}{kinds}. "
+            f"The trigger was {'**found**' if search['found'] else 'not found'}.",
+        ]
+    if forged := results.get("forgery"):
+        lines += ["", "| forged claim | tried | log10 p at face value | charged, bits | log10 p for a third party | |"]
+        lines.append("|---|---|---|---|---|---|")
+        for row in forged:
+            verdict = "**accepted**" if row["accepted"] else "refused"
+            lines.append(
+                f"| {row['name']} | {row['tried']:,} | {row['log10_p']:.1f} | {row['charge_bits']} | "
+                f"{row['log10_p_third_party']:.1f} | {verdict} |"
+            )
+    return "\n".join([*lines, ""]) if lines else ""
+
+
 def cells(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """WSR pooled over seeds with its interval, the worst p, ids, replies, the mean cost and the verdict."""
     wsr = _pooled([row["wsr"] for row in rows])
