@@ -1,4 +1,4 @@
-"""`pathmark demo`: the main job on the bundled model, in about three minutes."""
+"""`pathmark demo`: the main job on the bundled model, in about ten minutes."""
 
 from __future__ import annotations
 
