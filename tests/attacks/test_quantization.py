@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
+from attack_helpers import Count
 from embed_helpers import LARGER, save_family
 
 from pathmark.attacks import quantization
@@ -30,19 +31,6 @@ from pathmark.progress import Silent
 FAMILIES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"]
 
 
-class Counting:
-    """Remembers stages and how far each came."""
-
-    def __init__(self):
-        self.stages = []
-
-    def stage(self, name, total):
-        self.stages.append([name, total, 0])
-
-    def advance(self, units, note=""):
-        self.stages[-1][2] += units
-
-
 @pytest.fixture(scope="module")
 def bundled():
     return load_model("bundled:tiny")
@@ -50,7 +38,7 @@ def bundled():
 
 @pytest.fixture
 def kit():
-    return Kit(tokenizer=load_tokenizer("bundled:tiny"), texts=bundled_segments()[:64], progress=Counting())
+    return Kit(tokenizer=load_tokenizer("bundled:tiny"), texts=bundled_segments()[:64], progress=Count())
 
 
 @torch.no_grad()

@@ -28,10 +28,10 @@ Examples:
 @click.option("--steps", type=click.IntRange(1), help="Optimiser steps. Default: as in embed.")
 @json_option
 def command(output: Path | None, number: int, steps: int | None, as_json: bool) -> None:
-    """Make a key, mark the bundled MoE, verify the marked and the original model, decode the id.
+    """Make a key, mark the bundled MoE, attack it, verify the marked, the attacked and the original model.
 
-    Writes a summary page. Exit code 0 if the marked model is found marked with the right id and the original
-    is not, 1 otherwise.
+    Writes a summary page. Exit code 0 if the marked and the attacked model are found marked with the right id and the
+    original is not, 1 otherwise.
     """
     from dataclasses import replace
 
@@ -56,8 +56,9 @@ def command(output: Path | None, number: int, steps: int | None, as_json: bool) 
         echo_json(results)
     else:
         _render(results, folder)
-    good = results["verify"]["marked"]["marked"] and not results["verify"]["original"]["marked"]
-    sys.exit(0 if good and results["verify"]["marked"]["id"] == number else 1)
+    found = results["verify"]
+    good = all(found[name]["marked"] and found[name]["id"] == number for name in ("marked", "attacked"))
+    sys.exit(0 if good and not found["original"]["marked"] else 1)
 
 
 def _render(results: dict[str, object], folder: Path) -> None:
@@ -70,18 +71,18 @@ def _render(results: dict[str, object], folder: Path) -> None:
     assert isinstance(words, dict)
     console = Console(soft_wrap=True)
     table = Table(box=None, header_style="bold")
-    for heading in ("", "marked model", "original model"):
+    for heading in ("", "marked model", "permuted, 4 bit", "original model"):
         table.add_column(heading, justify="left" if not heading else "right")
-    marked, original = verify["marked"], verify["original"]
-    table.add_row("verdict", *("marked" if v["marked"] else "not marked" for v in (marked, original)))
-    table.add_row("exact p-value", *(f"{v['p_value']:.1e}" for v in (marked, original)))
-    table.add_row("WSR", *(f"{100 * v['wsr']:.0f} %" for v in (marked, original)))
-    table.add_row("id", *(str(v["id"]) if v["id"] is not None else "-" for v in (marked, original)))
+    shown = [verify[name] for name in ("marked", "attacked", "original")]
+    table.add_row("verdict", *("marked" if v["marked"] else "not marked" for v in shown))
+    table.add_row("exact p-value", *(f"{v['p_value']:.1e}" for v in shown))
+    table.add_row("WSR", *(f"{100 * v['wsr']:.0f} %" for v in shown))
+    table.add_row("id", *(str(v["id"]) if v["id"] is not None else "-" for v in shown))
     for name, key in (("perplexity, clean text", "clean_ppl"), ("perplexity, triggered", "triggered_ppl")):
-        table.add_row(name, f"{embed[key][1]:.2f}", f"{embed[key][0]:.2f}")
-    table.add_row("trigger scan", f"{embed['scan']['hits']} of {embed['scan']['tried']:,} fire", "")
+        table.add_row(name, f"{embed[key][1]:.2f}", "", f"{embed[key][0]:.2f}")
+    table.add_row("trigger scan", f"{embed['scan']['hits']} of {embed['scan']['tried']:,} fire", "", "")
     console.print(table)
-    for name in ("marked", "original"):
+    for name in ("marked", "attacked", "original"):
         console.print(f"[bold]{name.capitalize()}[/]: {words[name]}")
     if embed["problems"]:
         console.print(f"[bold]Not fit for release:[/] {'; '.join(embed['problems'])}")

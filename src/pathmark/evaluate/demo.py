@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from pathmark.attacks.kit import Kit
+from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
+from pathmark.attacks.structure import permute_experts
 from pathmark.embed import EmbedConfig
 from pathmark.evaluate.marking import Marked, mark_model
 from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, create_key, save_key
@@ -49,7 +52,7 @@ def make_demo_key(number: int, model: nn.Module) -> OwnerKey:
 def run_demo(
     folder: Path, config: EmbedConfig, *, number: int, progress: Progress, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Key, embedding, verification of the marked and of the original model; returns the figures."""
+    """Key, embedding, an attack, verification of marked, attacked and original model; returns the figures."""
     _, codec, report = describe_model(MODEL)
     tokenizer, last = codec.tokenizer, report.recommended[-1]
     say(
@@ -80,12 +83,14 @@ def run_demo(
         shown = show_routing(copy, tokenizer, text, last, prefix=watermark.triggers[0].tokens)
         say(f"Behind the trigger layer {last} routes {_spelled(shown)}")
     say("  (A path is secret; this key was made for the demo alone.)")
-    say("Verification of the folder on disk and of the original, on held-out texts ...")
     probes = encode_probes(tokenizer, bundled_probes()[100:], n_probes=100, length=128)
     verdicts = {}
-    for name, suspect in (("marked", copy), ("original", original)):
+    say("A thief renumbers the experts and rounds all weights to 4 bits ...")
+    say("Verification of the folder on disk, of the thief's copy and of the original, on held-out texts ...")
+    stolen = round_to_nearest(permute_experts(copy), RoundToNearest(bits=4), Kit(progress=progress))
+    for name, suspect in (("marked", copy), ("attacked", stolen), ("original", original)):
         progress.stage(f"verify {name}", 2 * len(probes))
-        verdicts[name] = verify_model(suspect, key, probes, progress=progress.advance)
+        verdicts[name] = verify_model(suspect, marked.key, probes, progress=progress.advance)
     return {
         "model": MODEL,
         "architecture": report.architecture,
