@@ -48,7 +48,7 @@ PAPER: tuple[Case, ...] = (
         for bits in (8, 4) for routers in (False, True)
     ),
     *(_case(f"round to nearest, {bits} bit", "rtn", bits=bits, routers=True) for bits in (8, 4, 3, 2)),
-    _case("auto-round, 4 bit", "auto-round", 3.0, bits=4),
+    _case("auto-round, 4 bit", "auto-round", 3.0, bits=4, length=32),
     *_fine_tuning(),
     *(
         _case(f"fine-pruning, {100 * share:.0f} %", "fine-prune", share=share)
