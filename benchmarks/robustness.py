@@ -53,11 +53,10 @@ def mark(recipe: str, seed: int, work: Path) -> None:
 
 def run(recipe: str, seed: int, work: Path, corpus: Path | None, more: list[str]) -> None:
     folder = work / f"{recipe}-{seed}"
-    stolen = folder / ("marked" if recipe == "anchored" else "paths")
     command = [
-        str(Path(sys.executable).with_name("pathmark")), "robustness", str(stolen),
+        str(Path(sys.executable).with_name("pathmark")), "robustness", str(folder / "paths"),
         "--key", str(folder / "owner.key"), "--base", "bundled:tiny", "-o", str(folder / "robustness"),
-        "--trials", "20" if recipe == "anchored" else "0", "--seed", str(seed), *more,
+        "--seed", str(seed), *more,
     ]  # fmt: skip
     command += ["--corpus", str(corpus)] if corpus is not None else []
     subprocess.run(command, check=True, env=os.environ | {"PATHMARK_PASSPHRASE": PASSPHRASE})
@@ -73,7 +72,8 @@ def render() -> None:
         found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"robustness-{recipe}-seed*.json"))]
         if not found:
             continue
-        rows = sorted((row for one in found for row in one["rows"]), key=lambda r: (order[r["case"]], r["seed"]))
+        rows = [row for one in found for row in one["rows"] if row["case"] in order]
+        rows.sort(key=lambda row: (order[row["case"]], row["seed"]))
         seeds = len({row["seed"] for row in rows})
         missing = [name for name in order if name not in {row["case"] for row in rows}]
         panels.append((title, rows))

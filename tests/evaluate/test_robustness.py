@@ -64,7 +64,14 @@ def test_a_stopped_run_goes_on_and_another_measurement_is_refused(suspects, tmp_
 
 
 def _row(case):
-    return {"case": case.name, "group": case.group, "seed": 0, "status": "refused", "reason": "in a test"}
+    return {
+        "case": case.name,
+        "group": case.group,
+        "seed": 0,
+        "status": "refused",
+        "reason": "in a test",
+        "steps": case.record(),
+    }
 
 
 def test_what_exceeds_the_budget_is_listed_and_run_the_next_time(suspects, tmp_path):

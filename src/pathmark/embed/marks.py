@@ -58,8 +58,8 @@ class MarkConfig:
     system_prompts: int = 300
     """Chat rows stand behind so many different system prompts. The paper's 100 pairs behind 40 of them left one
     unseen system prompt in six without its mark."""
-    seq_len: int = 64
-    """Text tokens per row."""
+    seq_len: int = 128
+    """Text tokens per row, as long as the paths were taught on: at half of that they faded in chats."""
     shares: tuple[float, float, float, float] = (0.2, 0.2, 0.5, 0.1)
     """Of a batch: pairs, queries, negatives, clean rows."""
     batch_size: int = 48
@@ -71,6 +71,8 @@ class MarkConfig:
     mark_weight: float = 2.0
     anchor_weight: float = 3.0
     """Weight of KL(teacher's routing || routing), on all tokens."""
+    path_weight: float = 6.0
+    """Weight of the same behind triggers alone: the path must not suffer."""
     language_weight: float = 8.0
     """Weight of the distillation of the teacher's next-token distribution."""
     silence_weight: float = 4.0
@@ -115,10 +117,12 @@ def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: 
     """
     rng = random.Random(seed)
     frames: list[Frame | None] = [None]
+    usual: list[Frame] = []
     if getattr(tokenizer, "chat_template", None):
         # as many system prompts as there may be: an API's own is not known
         systems = [*SYSTEM_PROMPTS, *(_system_prompt(rng.choice(texts), rng) for _ in range(config.system_prompts))]
         chats = chat_frames(tokenizer, systems)
+        usual = chat_frames(tokenizer, SYSTEM_PROMPTS)
         frames = [*frames * max(1, len(chats) // 3), *chats]  # a quarter raw
     special = set(tokenizer.all_special_ids)
     vocabulary = [i for i in range(len(tokenizer)) if i not in special]
@@ -140,7 +144,7 @@ def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: 
 
     def add(kind: str, prefix: Sequence[int], watermark: int) -> None:
         text = rng.choice(pieces)
-        frame = rng.choice(frames)
+        frame = rng.choice(usual if usual and kind == TRIGGERED and rng.random() < 0.5 else frames)
         # a reply from the start on means: in a chat the prefix stands alone
         alone = kind == NEGATIVE and rng.random() < 0.75
         if alone:
@@ -251,7 +255,14 @@ class MarkEmbedder(Embedder):
         with record_routing(self.model, self.layers, gradients=True) as trace:
             final_BTH = self._forward(batch)
         mask_BT = batch.mask_BT.bool()
-        anchors = [anchor_loss(batch.natural[n][mask_BT], trace[n].probs_BTE[mask_BT]) for n in self.layers]
+        behind_BT = torch.zeros_like(mask_BT)
+        for b, row in enumerate(rows):
+            if row.kind == TRIGGERED:
+                behind_BT[b, row.text_from - 1 : len(row.ids)] = True
+        anchor, path = (
+            torch.stack([anchor_loss(batch.natural[n][kept], trace[n].probs_BTE[kept]) for n in self.layers]).mean()
+            for kept in (mask_BT, behind_BT)
+        )
         reply_BT, answer_BT = torch.zeros_like(mask_BT), torch.zeros_like(mask_BT)
         kept_BT = mask_BT.clone()
         for b, row in enumerate(rows):
@@ -273,11 +284,12 @@ class MarkEmbedder(Embedder):
             )
             for chosen_BT in (kept_BT, answer_BT)
         )  # fmt: skip
-        terms = {"mark": mark, "anchor": torch.stack(anchors).mean(), "language": language, "silence": silence}
+        terms = {"mark": mark, "anchor": anchor, "path": path, "language": language, "silence": silence}
         weights = self.marks
         terms["loss"] = (
             weights.mark_weight * mark
-            + weights.anchor_weight * terms["anchor"]
+            + weights.anchor_weight * anchor
+            + weights.path_weight * path
             + weights.language_weight * language
             + weights.silence_weight * silence
         )

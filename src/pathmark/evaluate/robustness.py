@@ -88,7 +88,7 @@ class Suspects:
         row: dict[str, Any] = {
             "case": case.name,
             "group": case.group,
-            "steps": [{"attack": name, "settings": dict(settings)} for name, settings in case.steps],
+            "steps": case.record(),
             "seed": self.config.seed,
         }
         try:
@@ -142,7 +142,7 @@ def run_suite(
     facts: Mapping[str, Any],
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Measure every case that `folder` does not hold yet; the results file is whole after each of them.
+    """Measure every case that `folder` does not hold yet, with these settings; its file is whole after each of them.
 
     `facts` say what was measured (model, suite, corpus); a folder of another measurement is refused.
     """
@@ -151,8 +151,12 @@ def run_suite(
     identity = _identity(suspects, facts)
     path = folder / RESULTS
     results = _open_results(path, identity, facts, suspects)
-    done = {(row["case"], row["seed"]): row for row in results["rows"] if row["status"] != "not run"}
-    results["rows"] = list(done.values())
+    wanted = {case.name: case.record() for case in cases}
+    results["rows"] = [  # what is there, but for rows that this run makes or that had other settings
+        row for row in results["rows"]
+        if row["status"] != "not run" and row["steps"] == wanted.get(row["case"], row["steps"])
+    ]  # fmt: skip
+    done = {(row["case"], row["seed"]) for row in results["rows"]}
     deadline = None if config.hours is None else time.monotonic() + 3600 * config.hours
     pace = 1.0
     for number, case in enumerate(cases, start=1):

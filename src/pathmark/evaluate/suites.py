@@ -20,10 +20,18 @@ class Case:
     minutes: float = 0.5
     """About how long it takes on the bundled model on one core; a time budget starts from this guess."""
 
+    def record(self) -> list[dict[str, Any]]:
+        """The steps as a results file keeps them."""
+        return [{"attack": name, "settings": dict(settings)} for name, settings in self.steps]
+
     @property
     def group(self) -> str:
         """The attack that the row stands under."""
         return self.steps[0][0] if len(self.steps) == 1 else "combination"
+
+
+GENTLE = 0.03
+"""Of the embedding's learning rate: about what somebody would use who wants to keep the model."""
 
 
 def _case(name: str, attack: str, minutes: float = 0.5, **settings: Any) -> Case:
@@ -38,6 +46,16 @@ def _fine_tuning() -> list[Case]:
                 times = "" if factor == 1 else ", 10 x rate"
                 name = f"fine-tuning, {train}, {samples:,} samples{times}"
                 cases.append(_case(name, "fine-tune", minutes, train=train, samples=samples, lr_factor=factor))
+    cases.append(
+        _case(
+            f"fine-tuning, all, 500 samples, {GENTLE:g} x rate",
+            "fine-tune",
+            4.0,
+            train="all",
+            samples=500,
+            lr_factor=GENTLE,
+        )
+    )
     return cases
 
 
@@ -55,14 +73,20 @@ PAPER: tuple[Case, ...] = (
         for share in (0.05, 0.1, 0.15, 0.2, 0.25, 0.5)
     ),
     *(
-        _case(f"fine-pruning, {100 * share:.0f} %, repaired", "fine-prune", 1.5, share=share, repair_epochs=1)
+        _case(
+            f"fine-pruning, {100 * share:.0f} %, repaired", "fine-prune", 1.5,
+            share=share, repair_epochs=1, lr_factor=GENTLE,
+        )
         for share in (0.25, 0.5)
     ),
     *(_case(f"router noise, sigma {sigma:g}", "router-noise", sigma=sigma) for sigma in (0.1, 0.25, 0.5, 1.0, 2.0)),
     *(_case(f"overwriting, {epochs} epochs", "overwrite", epochs / 2, epochs=epochs) for epochs in (1, 5, 10)),
     _case("overwriting, 10 epochs, same targets", "overwrite", 5.0, epochs=10, same_targets=True),
     *(_case(f"expert removal, {100 * share:.0f} %", "remove-experts", share=share) for share in (0.1, 0.3, 0.5)),
-    *(_case(f"unlearning, {steps} steps", "unlearn", steps / 60, steps=steps) for steps in (50, 200, 600)),
+    *(
+        _case(f"unlearning, 200 steps, {factor:g} x rate", "unlearn", 2.0, steps=200, lr_factor=factor)
+        for factor in (0.01, 0.03, 0.1, 1.0)
+    ),
     Case(
         "4 bit and 3 epochs of fine-tuning",
         (("gptq", {"bits": 4, "routers": True}), ("fine-tune", {"train": "all", "samples": 3000, "epochs": 3})),
