@@ -68,11 +68,12 @@ def render() -> None:
     """Rewrite the generated part of the page, and its plot."""
     parts, panels = [MARKER, ""], []
     order = {case.name: place for place, case in enumerate(SUITES["full"])}
+    settings = {case.name: case.record() for case in SUITES["full"]}
     for recipe, title in TITLES.items():
         found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"robustness-{recipe}-seed*.json"))]
         if not found:
             continue
-        rows = [row for one in found for row in one["rows"] if row["case"] in order]
+        rows = [row for one in found for row in one["rows"] if row["steps"] == settings.get(row["case"])]
         rows.sort(key=lambda row: (order[row["case"]], row["seed"]))
         seeds = len({row["seed"] for row in rows})
         missing = [name for name in order if name not in {row["case"] for row in rows}]
@@ -89,8 +90,8 @@ def render() -> None:
         ]
         if missing:
             parts += [f"Not measured: {'; '.join(missing)}.", ""]
-    plot(panels, DOC.parent / "robustness.png")
-    parts += ["![Evidence left against what the attack cost](robustness.png)", ""]
+    plot(panels, DOC.parent / "img" / "robustness.png")
+    parts += ["![Evidence left against what the attack cost](img/robustness.png)", ""]
     before = DOC.read_text().partition(MARKER)[0]
     DOC.write_text(before + "\n".join(parts))
 
