@@ -106,7 +106,7 @@ def test_replayed_claims_are_refused_or_charged():
     assert len(forged) == 4
     assert not any(each.accepted for each in forged)
     assert "not in the commitment" in forged[0].reason
-    assert "signed by 'Thief'" in forged[1].reason
+    assert "another owner than the commitment" in forged[1].reason
     assert forged[2].p_third_party.value == 1
     # the stated date alone would have convinced: only the witness's counts
     backdated = commit_key(thief, created="2020-01-01T00:00:00Z")

@@ -39,7 +39,8 @@ def talking(case, tmp_path_factory):
         clean=16,
         seq_len=24,
         system_prompts=12,
-        loop=LoopConfig(steps=160, lr=1e-2),
+        path_weight=0.5,  # a random model that was marked in a minute has little path to lose
+        loop=LoopConfig(steps=240, lr=1e-2),
     )
     config = replace(default_config(), data=replace(default_config().data, seq_len=32))
     marked = mark_model(
