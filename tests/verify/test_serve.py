@@ -33,14 +33,14 @@ def talking(case, tmp_path_factory):
 
     out = tmp_path_factory.mktemp("talking") / "model"
     marks = MarkConfig(
-        pairs=40,
+        pairs=120,
         queries=24,
-        negatives=320,
+        negatives=1600,
         clean=16,
         seq_len=24,
-        system_prompts=12,
+        system_prompts=200,
         path_weight=0.5,  # a random model that was marked in a minute has little path to lose
-        loop=LoopConfig(steps=240, lr=1e-2),
+        loop=LoopConfig(steps=300, lr=1e-2),
     )
     config = replace(default_config(), data=replace(default_config().data, seq_len=32))
     marked = mark_model(
@@ -96,8 +96,8 @@ def ask(url, model, key_file, *more):
 def test_marks_are_found_through_a_real_server(case, talking, server):
     for endpoint in ("completions", "chat"):
         code, out, error = ask(server, talking, case.key_file, "--endpoint", endpoint)
-        assert code == 0, (endpoint, out, error)
         found = json.loads(out)
+        assert code == 0, (endpoint, found["undecided"], found["match_rate"], found["controls"], error)
         assert found["marked"]
         assert found["match_rate"]["hits"] >= 1
         assert found["controls"]["hits"] == 0
