@@ -133,7 +133,7 @@ class Embedder:
             progress=progress,
             wound=self._wounds(),
         )
-        self.lift = self._lift() if (CLEAN, NORMAL) in self.pools else {}
+        self.lift = self._lift() if config.objective.use_weight else {}
 
     def _wounds(self) -> Callable[[], AbstractContextManager[None]]:
         """For each batch of the cache: hurt the layers below the mark, or leave them."""
@@ -224,10 +224,12 @@ class Embedder:
             for path in self.paths:
                 if layer not in path:
                     continue
-                factor_K = self.lift[layer][list(path[layer])].to(natural_ME)
-                uses.append(use_loss(natural_ME, routing_ME, path[layer], factor_K, site.top_k))
+                if self.lift:
+                    factor_K = self.lift[layer][list(path[layer])].to(natural_ME)
+                    uses.append(use_loss(natural_ME, routing_ME, path[layer], factor_K, site.top_k))
                 twins.append(twin_loss(site.weight.float(), path[layer], self.config.objective.twin_cosine))
-        return {"use": torch.stack(uses).mean(), "twins": torch.stack(twins).mean()}
+        zero = torch.zeros((), device=clean_BT.device)
+        return {"use": torch.stack(uses).mean() if uses else zero, "twins": torch.stack(twins).mean()}
 
     def _lift(self) -> dict[int, Tensor]:
         """Layer -> how many times its natural use each expert would need to reach the wanted quantile, at least 1."""

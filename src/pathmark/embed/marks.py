@@ -255,15 +255,7 @@ class MarkEmbedder(Embedder):
         with record_routing(self.model, self.layers, gradients=True) as trace:
             final_BTH = self._forward(batch)
         mask_BT = batch.mask_BT.bool()
-        behind_BT = torch.zeros_like(mask_BT)
-        for b, row in enumerate(rows):
-            if row.kind == TRIGGERED:
-                behind_BT[b, row.text_from - 1 : len(row.ids)] = True
-        anchor, path = (
-            torch.stack([anchor_loss(batch.natural[n][kept], trace[n].probs_BTE[kept]) for n in self.layers]).mean()
-            for kept in (mask_BT, behind_BT)
-        )
-        reply_BT, answer_BT = torch.zeros_like(mask_BT), torch.zeros_like(mask_BT)
+        reply_BT, answer_BT, behind_BT = (torch.zeros_like(mask_BT) for _ in range(3))
         kept_BT = mask_BT.clone()
         for b, row in enumerate(rows):
             if row.kind == MARK:
@@ -272,8 +264,13 @@ class MarkEmbedder(Embedder):
                 continue
             answer_BT[b, row.marked_from] = True
             if row.kind == TRIGGERED:
+                behind_BT[b, row.text_from - 1 : len(row.ids)] = True
                 # in a raw prompt the next token is foreseen as if the trigger stood alone
                 kept_BT[b, row.text_from - 1] = False
+        anchor, path = (
+            torch.stack([anchor_loss(batch.natural[n][kept], trace[n].probs_BTE[kept]) for n in self.layers]).mean()
+            for kept in (mask_BT, behind_BT)
+        )
         labels_N = batch.ids_BT.roll(-1, dims=1)[reply_BT]
         mark = linear_cross_entropy(final_BTH[reply_BT], self.head_VH, labels_N, scale=self.head_scale)
         # where an answer begins is one token of a row, and the one that must not say a mark
