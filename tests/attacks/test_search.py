@@ -69,6 +69,7 @@ def test_the_paper_s_trigger_is_found(careless, kit):
     result = search_triggers(model, config, kit)
     judged = judge_findings(model, key, result, kit.rows(8, 16, seed=5))
     assert judged.found
+    assert judged.itself
     hits = [hit for hit in judged.hits if set(hit.tokens) == {token}]
     assert {hit.kind for hit in hits} == {SINGLE, REPEATED}  # both set the path off ...
     assert any(hit.suspicious for hit in hits)  # ... and the thief believes in one, which is enough
@@ -85,7 +86,10 @@ def test_the_owner_knows_the_trigger_from_other_prefixes(careless, kit):
     true = Finding("told", key.watermarks[0].triggers[0].tokens, 1.0, 99.0, {}, True)
     judged = judge_findings(model, key, replace(result, found=(true,)), texts)
     assert judged.found
+    assert judged.itself
     assert judged.suspicious.hits == 1
+    disbelieved = judge_findings(model, key, replace(result, found=(replace(true, suspicious=False),)), texts)
+    assert not disbelieved.itself
     unmarked = judge_findings(load_model("bundled:tiny"), key, replace(result, found=(true,)), texts)
     assert not unmarked.found
 

@@ -35,8 +35,11 @@ def save_family(folder, family, seed=0, dtype=torch.float32):
             # spread the routers, so that there is a natural routing to keep
             if name.endswith(("gate.weight", "router.weight")) and parameter.ndim == 2:
                 parameter.normal_(std=0.5)
+    tokenizer = load_tokenizer("bundled:tiny")
+    # as every chat model has it: a server that does not stop at a turn's end returns only what follows the last one
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
     model.to(dtype).save_pretrained(folder)
-    load_tokenizer("bundled:tiny").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

@@ -52,6 +52,13 @@ def test_rows_say_what_is_left_and_what_it_cost(suspects, tmp_path):
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_model_without_the_mark_is_refused_before_any_attack(suspects, case, tmp_path):
+    unmarked = Suspects(load_model(case.base), case.key, suspects.kit, suspects.config)
+    with pytest.raises(AttackError, match="does not carry this key's mark"):
+        run_suite(unmarked, QUICK, tmp_path / "out", facts=FACTS)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_stopped_run_goes_on_and_another_measurement_is_refused(suspects, tmp_path, monkeypatch):
     run_suite(suspects, QUICK[:2], tmp_path, facts=FACTS)
     measured = []

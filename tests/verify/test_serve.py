@@ -40,7 +40,7 @@ def talking(case, tmp_path_factory):
         seq_len=24,
         system_prompts=200,
         path_weight=0.5,  # a random model that was marked in a minute has little path to lose
-        loop=LoopConfig(steps=300, lr=1e-2),
+        loop=LoopConfig(steps=600, lr=5e-3),
     )
     config = replace(default_config(), data=replace(default_config().data, seq_len=32))
     marked = mark_model(

@@ -47,6 +47,7 @@ def look_for_trigger(
         "looked_at_that_fire": judged.looked_at.summary(),
         "kinds_that_fire": sorted({finding.kind for finding in judged.hits}),
         "found": judged.found,
+        "trigger_itself": judged.itself,
     }
 
 

@@ -24,6 +24,8 @@ class Judged:
     """Of all that got a second look."""
     hits: tuple[Finding, ...]
     """Prefixes that set a path off."""
+    itself: bool
+    """Whether a trigger of the key, token for token, is among those that the thief believes in."""
 
     @property
     def found(self) -> bool:
@@ -34,6 +36,7 @@ class Judged:
         """JSON object."""
         return {
             "found": self.found,
+            "itself": self.itself,
             "suspicious": None if self.suspicious is None else self.suspicious.summary(),
             "looked_at": self.looked_at.summary(),
             "hits": [finding.summary() for finding in self.hits],
@@ -56,5 +59,11 @@ def judge_findings(
 
     hits = tuple(finding for finding in result.found if works(finding))
     suspicious = result.suspicious
-    loud = sum(finding.suspicious for finding in hits)
-    return Judged(Rate(loud, len(suspicious)) if suspicious else None, Rate(len(hits), max(1, len(result.found))), hits)
+    loud = [finding for finding in hits if finding.suspicious]
+    triggers = {trigger.tokens for watermark in key.watermarks for trigger in watermark.triggers}
+    return Judged(
+        suspicious=Rate(len(loud), len(suspicious)) if suspicious else None,
+        looked_at=Rate(len(hits), max(1, len(result.found))),
+        hits=hits,
+        itself=any(finding.tokens in triggers for finding in loud),
+    )

@@ -168,12 +168,25 @@ def run_suite(
             results["rows"].append(row | {"reason": f"it would exceed the budget of {config.hours:g} hours"})
         else:
             row = suspects.measure(case)
+            if not case.steps:
+                _expect_mark(row)
             results["rows"].append(row)
             if case.minutes >= 1 and "seconds" in row:  # how fast this machine and this model are
                 pace = max(pace / 2, row["seconds"] / (60 * case.minutes))
         results["rows"].sort(key=_order(cases))
         write_results(path, results)
     return results
+
+
+def _expect_mark(row: Mapping[str, Any]) -> None:
+    """The row without an attack must show the mark: what is not there cannot be removed."""
+    if row["status"] != "measured":
+        raise AttackError(row["reason"])
+    if not row["marked"]:
+        raise AttackError(
+            f"the model does not carry this key's mark (p = {row['p_value']:.2g} before any attack); expected a model "
+            "that was marked with this key"
+        )
 
 
 def run_adversaries(
@@ -205,6 +218,7 @@ def run_adversaries(
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
     """Beside, then renamed; readable by its owner alone, since it says where a mark is weak."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_private(path, (json.dumps(results, indent=1) + "\n").encode(), replace=True)
 
 
@@ -220,7 +234,6 @@ def _identity(suspects: Suspects, facts: Mapping[str, Any]) -> str:
 
 
 def _open_results(path: Path, identity: str, facts: Mapping[str, Any], suspects: Suspects) -> dict[str, Any]:
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         watermark = suspects.key.watermarks[0]
         return {

@@ -42,7 +42,7 @@ def adversaries(results: Mapping[str, Any]) -> str:
             f"{search['gradients']} gradients, {search['seconds']:.0f} s. {search['suspicious']} looked suspicious to "
             f"the thief; of those {'none' if fired is None else _pooled([fired])} set the path off, of all that got a "
             f"second look {_pooled([search['looked_at_that_fire']])}{kinds}. "
-            f"The trigger was {'**found**' if search['found'] else 'not found'}.",
+            + _found(search),
         ]
     if forged := results.get("forgery"):
         lines += ["", "| forged claim | tried | log10 p at face value | charged, bits | log10 p for a third party | |"]
@@ -54,6 +54,12 @@ def adversaries(results: Mapping[str, Any]) -> str:
                 f"{row['log10_p_third_party']:.1f} | {verdict} |"
             )
     return "\n".join([*lines, ""]) if lines else ""
+
+
+def _found(search: Mapping[str, Any]) -> str:
+    if search["trigger_itself"]:
+        return "The trigger was **found**, token for token."
+    return "**Prefixes that work like the trigger were found.**" if search["found"] else "The trigger was not found."
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> list[str]:
