@@ -23,6 +23,9 @@ def test_only_lower_layers_are_hurt_and_all_heal(name):
             and "down_proj" in n
         ]  # fmt: skip
         assert 0 < torch.cat(silenced).float().mean() < 0.6
+        writing = [p.detach().flatten(0, -2) for n, p in model.named_parameters() if n in changed and "down_proj" in n]
+        dead = torch.cat([(matrix == 0).all(0) for matrix in writing])  # shared experts have neurons too
+        assert 0 < dead.float().mean() < 0.6
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
