@@ -27,7 +27,9 @@ FACTS = {"model": "small", "corpus": "bundled"}
 
 @pytest.fixture(scope="module")
 def suspects(case):
-    kit = Kit(tokenizer=load_tokenizer(case.marked), texts=bundled_segments()[:200])
+    kit = Kit(
+        tokenizer=load_tokenizer(case.marked), texts=bundled_segments()[:200], layers=case.key.watermarks[0].layers
+    )
     return Suspects(load_model(case.marked), case.key, kit, RobustnessConfig(n_probes=20))
 
 
@@ -57,6 +59,16 @@ def test_a_model_without_the_mark_is_refused_before_any_attack(suspects, case, t
     with pytest.raises(AttackError, match="does not carry this key's mark"):
         run_suite(unmarked, QUICK, tmp_path / "out", facts=FACTS)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_mark_on_top_is_tracked_and_the_dispute_is_the_owner_s(suspects, tmp_path):
+    over = Case("on top", (("overwrite", {"epochs": 12, "samples": 64}),))
+    (row,) = run_suite(suspects, [over], tmp_path, facts=FACTS)["rows"]
+    assert row["marked"]
+    assert row["thief_wsr"]["hits"] > row["thief_wsr"]["n"] / 2  # both are in it
+    assert row["dispute"]["contains"] == [False, True]
+    assert row["dispute"]["prior"] == 0
+    assert "prior release: owner's 1, thief's 0" in cells([row])[-1]
 
 
 def test_a_stopped_run_goes_on_and_another_measurement_is_refused(suspects, tmp_path, monkeypatch):

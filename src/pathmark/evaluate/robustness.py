@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import time
@@ -18,8 +19,9 @@ from pathmark.attacks.overwriting import Overwrite, overwrite_with_key
 from pathmark.attacks.search import TriggerSearch
 from pathmark.errors import AttackError, ModelError, PathmarkError
 from pathmark.evaluate.adversaries import forge_claims, look_for_trigger
+from pathmark.evaluate.dispute import Party, settle_dispute
 from pathmark.evaluate.suites import Case
-from pathmark.keys import ModelFacts, OwnerKey, TextCodec
+from pathmark.keys import ModelFacts, OwnerKey, TextCodec, commit_key
 from pathmark.keys.safefile import write_private
 from pathmark.models import perplexity
 from pathmark.progress import Progress, Silent
@@ -122,9 +124,18 @@ class Suspects:
             "n_tokens": verdict.n_tokens,
             "black_box": self._ask(model),
             "thief_wsr": None if thief is None else verify_model(model, thief, self.probes).wsr.summary(),
+            "dispute": None if thief is None else self._settle(model, thief),
             "seconds": time.monotonic() - started,
         }
         return row
+
+    def _settle(self, model: PreTrainedModel, thief: OwnerKey) -> dict[str, Any]:
+        """The dispute over two marks in one model. The thief's key was seen years ago, which must not help."""
+        owner = Party(
+            self.key, commit_key(self.key), datetime.date(2025, 1, 1), self.model, datetime.date(2025, 2, 1)
+        )  # fmt: skip
+        second = Party(thief, commit_key(thief), datetime.date(2020, 1, 1), model, datetime.date(2026, 1, 1))
+        return settle_dispute((owner, second), self.probes).summary()
 
     def _ask(self, model: PreTrainedModel) -> dict[str, Any] | None:
         if not self.config.trials:

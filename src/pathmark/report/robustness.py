@@ -78,8 +78,19 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{right} of {len(rows)}" if several else ("right" if right else "lost"),
         str(_pooled(asked)) if asked else "-",
         f"{ppl:.1f} ({_percent(change)})",
-        (f"marked {marked} of {len(rows)}" if several else "marked") if marked else "**not found**",
+        ((f"marked {marked} of {len(rows)}" if several else "marked") if marked else "**not found**") + _second(rows),
     ]
+
+
+def _second(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The thief's own mark where it was put on top, and whose release an arbiter finds to be the prior one."""
+    quarrels = [row for row in rows if row.get("dispute") is not None]
+    if not quarrels:
+        return ""
+    owners = sum(row["dispute"]["prior"] == 0 for row in quarrels)
+    thiefs = sum(row["dispute"]["prior"] == 1 for row in quarrels)
+    found = f"owner's {owners}, thief's {thiefs}, undecided {len(quarrels) - owners - thiefs}"
+    return f"; thief's mark {_pooled([row['thief_wsr'] for row in quarrels])}; prior release: {found}"
 
 
 def _percent(change: float) -> str:
