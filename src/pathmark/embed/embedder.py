@@ -68,7 +68,7 @@ class EmbedConfig:
     """Share of the rows that come through lower layers which were hurt as a thief might hurt them (anchored); 0.4 was
     tried (docs/robustness.md): more robust, less specific."""
     wound_strength: float = 0.4
-    """Noise, as a multiple of a matrix's own spread, and share of silenced experts: at most so much."""
+    """Noise, as a multiple of a matrix's own spread, and share of silenced experts and neurons: at most so much."""
     language_tokens: int = 1024
     """Tokens per step on which the language term is computed; drawn anew in every step."""
 
