@@ -41,8 +41,7 @@ def adversaries(results: Mapping[str, Any]) -> str:
             f"Search for the trigger: {total:,} prefixes ({tried}), {search['tokens']:,} tokens, "
             f"{search['gradients']} gradients, {search['seconds']:.0f} s. {search['suspicious']} looked suspicious to "
             f"the thief; of those {'none' if fired is None else _pooled([fired])} set the path off, of all that got a "
-            f"second look {_pooled([search['looked_at_that_fire']])}{kinds}. "
-            + _found(search),
+            f"second look {_pooled([search['looked_at_that_fire']])}{kinds}. " + _found(search),
         ]
     if forged := results.get("forgery"):
         lines += ["", "| forged claim | tried | log10 p at face value | charged, bits | log10 p for a third party | |"]
