@@ -69,7 +69,6 @@ def test_the_paper_s_trigger_is_found(careless, kit):
     result = search_triggers(model, config, kit)
     judged = judge_findings(model, key, result, kit.rows(8, 16, seed=5))
     assert judged.found
-    assert judged.itself
     hits = [hit for hit in judged.hits if set(hit.tokens) == {token}]
     assert {hit.kind for hit in hits} == {SINGLE, REPEATED}  # both set the path off ...
     assert any(hit.suspicious for hit in hits)  # ... and the thief believes in one, which is enough
