@@ -1,4 +1,4 @@
-"""Small lively models, their siblings, and a kit for them."""
+"""Small lively models, their siblings, a kit for them, and what an attack changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import zoo
 
 from pathmark.attacks.blocks import moe_blocks
 from pathmark.attacks.kit import Kit
-from pathmark.models import bundled_segments, load_tokenizer, record_routing
+from pathmark.models import bundled_segments, find_routers, load_tokenizer, pad_rows, record_routing
+
+QUICK = {"samples": 48, "batch_size": 8, "length": 24}
+LAYERS = (2, 3)
+TARGETS = {2: (1, 5), 3: (0, 7)}
 
 
 class Letters:
@@ -25,13 +29,14 @@ class Count:
     """Counts what a progress bar would show."""
 
     def __init__(self):
-        self.stages = []
+        self.stages, self.note = [], ""
 
     def stage(self, name, total):
         self.stages.append([name, total, 0])
 
     def advance(self, units, note=""):
         self.stages[-1][2] += units
+        self.note = note
 
 
 def family(name, seed=0):
@@ -83,3 +88,32 @@ def pairs(before, after):
     old = dict(before.named_parameters())
     assert old.keys() == new.keys()
     return {name: (old[name], new[name]) for name in old}
+
+
+def state(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def changed(before, after):
+    """Names of parameters whose values differ; both models have the same ones."""
+    return {name for name, (old, new) in pairs(before, after).items() if not torch.equal(old, new)}
+
+
+def routers(model, layers=None):
+    return {site.weight_name for site in find_routers(model) if layers is None or site.layer in layers}
+
+
+def inside(names, layers):
+    return all(any(f"layers.{n}." in name for n in layers) for name in names)
+
+
+@torch.no_grad()
+def target_mass(model, rows, targets, skip=0):
+    """Mean routing mass on target experts behind the first `skip` tokens, over layers."""
+    ids_BT, mask_BT = pad_rows(rows, 0)
+    with record_routing(model, list(targets)) as trace:
+        model(input_ids=ids_BT, attention_mask=mask_BT)
+    keep_BT = mask_BT.bool()
+    keep_BT[:, :skip] = False
+    shares = [trace[n].probs_BTE[keep_BT][:, list(path)].sum(-1).mean() for n, path in targets.items()]
+    return float(torch.stack(shares).mean())

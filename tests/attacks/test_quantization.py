@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
-from attack_helpers import Count
+from attack_helpers import Count, changed, logits, routers
 from embed_helpers import LARGER, save_family
 
 from pathmark.attacks import quantization
@@ -31,29 +31,9 @@ from pathmark.progress import Silent
 FAMILIES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"]
 
 
-@pytest.fixture(scope="module")
-def bundled():
-    return load_model("bundled:tiny")
-
-
 @pytest.fixture
 def kit():
     return Kit(tokenizer=load_tokenizer("bundled:tiny"), texts=bundled_segments()[:64], progress=Count())
-
-
-@torch.no_grad()
-def logits(model):
-    ids_BT = torch.arange(3, 123).reshape(3, 40) % model.config.vocab_size
-    return model(input_ids=ids_BT).logits
-
-
-def routers(model):
-    return {site.weight_name for site in find_routers(model)}
-
-
-def changed(before, after):
-    new = dict(after.named_parameters())
-    return {n for n, p in before.named_parameters() if not torch.equal(p, new[n])}
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

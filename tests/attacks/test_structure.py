@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from attack_helpers import logits
 
 from pathmark.attacks.structure import (
     PermuteExperts,
@@ -49,17 +50,6 @@ def family(name):
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
-
-
-@pytest.fixture(scope="module")
-def bundled():
-    return load_model("bundled:tiny")
-
-
-@torch.no_grad()
-def logits(model):
-    ids_BT = torch.arange(3, 123).reshape(3, 40) % model.config.vocab_size
-    return model(input_ids=ids_BT).logits
 
 
 def uniform_usage(model):
