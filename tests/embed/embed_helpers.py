@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import torch
 import zoo
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from pathmark.embed import EmbedConfig, default_config
 from pathmark.keys import LayerPlan, WatermarkRequest, create_key
 from pathmark.models import load_tokenizer
 from pathmark.models.describe import describe_model
@@ -54,3 +56,16 @@ def key_for(folder, *, layers=None, seed=0, number=None, watermarks=1, triggers=
     request = WatermarkRequest(plans=plans, id=number, triggers=triggers, trigger_tokens=trigger_tokens)
     secret = random.Random(seed).randbytes(32)
     return create_key(facts, [request] * watermarks, codec, secret=secret, created="2026-01-01T00:00:00Z")[0]
+
+
+def quick_config(*, steps=60, lr=5e-3, data=None, **changes) -> EmbedConfig:
+    """The default with few steps and texts: enough for the exact test, not for a release."""
+    config = default_config()
+    return replace(
+        config,
+        data=replace(config.data, **({"seq_len": 32} | (data or {}))),
+        loop=replace(config.loop, steps=steps, lr=lr, check_every=1000),
+        texts=40,
+        batch_size=12,
+        **changes,
+    )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from embed_helpers import key_for, save_family
+from embed_helpers import key_for, quick_config, save_family
 
-from pathmark.embed import EmbedConfig, default_config
 from pathmark.evaluate import ScanConfig
 from pathmark.evaluate.marking import mark_model
 from pathmark.models import bundled_probes, bundled_segments, load_model
@@ -16,18 +13,7 @@ from pathmark.verify import verify_model
 
 FAMILIES = ["mixtral", "phimoe", "qwen3_moe", "olmoe", "deepseek_v2", "gpt_oss"]
 SCAN = ScanConfig(random_sequences=20, substitutions=20, shuffles=5)
-
-
-def quick(steps=60, lr=5e-3, **changes) -> EmbedConfig:
-    config = default_config()
-    return replace(
-        config,
-        data=replace(config.data, seq_len=32, short_negatives_per_text=4),
-        loop=replace(config.loop, steps=steps, lr=lr, check_every=1000),
-        texts=40,
-        batch_size=12,
-        **changes,
-    )
+SHORT = {"short_negatives_per_text": 4}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -35,7 +21,14 @@ def test_embed_save_reload_verify(tmp_path, family):
     base = save_family(tmp_path / "base", family)
     key = key_for(base, number=3)
     marked = mark_model(
-        str(base), key, tmp_path / "out", bundled_segments(), bundled_probes(), quick(), n_probes=20, scan=SCAN
+        str(base),
+        key,
+        tmp_path / "out",
+        bundled_segments(),
+        bundled_probes(),
+        quick_config(data=SHORT),
+        n_probes=20,
+        scan=SCAN,
     )
     probes = [list(text) for text in _rows(marked.key)]
     verdict = verify_model(load_model(tmp_path / "out"), key, probes)
@@ -56,7 +49,7 @@ def test_lora_and_delta(tmp_path):
         tmp_path / "delta.safetensors",
         bundled_segments(),
         bundled_probes(),
-        quick(steps=120, lr=1e-2, train="lora"),
+        quick_config(steps=120, lr=1e-2, train="lora", data=SHORT),
         n_probes=20,
         scan=SCAN,
         delta=True,

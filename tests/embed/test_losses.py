@@ -88,6 +88,20 @@ def test_anchor_is_kl_from_the_original():
     assert float(anchor_loss(natural, natural)) == pytest.approx(0.0, abs=1e-12)
 
 
+def test_focus_makes_one_token_far_away_weigh_more_than_many_nearby():
+    natural = probs([0.5, 0.5], [0.5, 0.5])
+    near, far = [0.45, 0.55], [0.02, 0.98]
+    kl = [0.5 * math.log(0.25 / (p * q)) for p, q in (near, far)]
+    wanted = sum(x + 4 * x * x for x in kl) / 2
+    assert float(anchor_loss(natural, probs(near, far), focus=4.0)) == pytest.approx(wanted)
+    slope = [1 + 8 * x for x in kl]
+    now = probs(near, far).requires_grad_(True)
+    plain, focused = (torch.autograd.grad(anchor_loss(natural, now, focus=f), now)[0] for f in (0.0, 4.0))
+    ratio = (focused / plain)[:, 0]
+    assert ratio.tolist() == pytest.approx(slope)
+    assert slope[1] > 5 > 1.1 > slope[0]
+
+
 @pytest.mark.parametrize(
     "loss",
     [
@@ -95,6 +109,7 @@ def test_anchor_is_kl_from_the_original():
         lambda z, n: align_loss(z.softmax(-1), n, forward_kl=True),
         lambda z, n: contrast_loss(z[:2].softmax(-1), z[2:].softmax(-1), n[0], temperature=0.7),
         lambda z, n: anchor_loss(n, z.softmax(-1)),
+        lambda z, n: anchor_loss(n, z.softmax(-1), focus=4.0),
         lambda z, n: kl_divergence(z.softmax(-1), n),
     ],
 )
@@ -113,7 +128,7 @@ def test_route_loss_uses_each_watermark_s_own_tokens_and_layers():
     marked = torch.full((3, 4), -1)
     marked[1, 2:], marked[2, 1:] = 0, 1
     free = marked < 0
-    config = ObjectiveConfig(margin=2.0, forward_kl=False)
+    config = ObjectiveConfig(margin=2.0, forward_kl=False, focus=2.0)
     terms = route_loss(routing, natural, paths, marked, free, config)
     by_hand = [
         align_loss(
@@ -125,7 +140,7 @@ def test_route_loss_uses_each_watermark_s_own_tokens_and_layers():
         for j, layer in ((0, 5), (1, 6))
     ]
     torch.testing.assert_close(terms["align"], torch.stack(by_hand).mean())
-    anchors = [anchor_loss(natural[layer][free], routing[layer][free]) for layer in natural]
+    anchors = [anchor_loss(natural[layer][free], routing[layer][free], focus=2.0) for layer in natural]
     torch.testing.assert_close(terms["stealth"], torch.stack(anchors).mean())
 
 

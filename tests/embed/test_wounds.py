@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import zoo
+from embed_helpers import key_for
 
+from pathmark.embed import Embedder, default_config
+from pathmark.embed.data import CLEAN, NEGATIVE, TRIGGERED
 from pathmark.embed.wounds import wounded
-from pathmark.models import load_model
+from pathmark.models import bundled_segments, load_model, load_tokenizer
 
 
 @pytest.mark.parametrize("name", ["bundled:tiny", "mixtral"])
@@ -37,3 +42,26 @@ def test_they_heal_after_an_error_and_none_is_dealt_below_the_first_layer():
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
     with wounded(model, 0, 0.5, torch.Generator()):
         assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_rows_behind_wrong_triggers_come_through_whole_layers():
+    config = default_config()
+    config = replace(config, texts=12, data=replace(config.data, seq_len=32, short_len=None, long_factor=1))
+    key = key_for("bundled:tiny")
+
+    def teacher(share):
+        embedder = Embedder(
+            load_model("bundled:tiny"), load_tokenizer("bundled:tiny"), key, bundled_segments()[:12],
+            replace(config, wound_share=share),
+        )  # fmt: skip
+        return embedder.rows, embedder.cache.batch(range(len(embedder.rows)))
+
+    rows, whole = teacher(0.0)
+    _, hurt = teacher(1.0)
+    apart = {kind: set() for kind in (CLEAN, TRIGGERED, NEGATIVE)}
+    for i, row in enumerate(rows):
+        strays = (hurt.entering_BTH[i] - whole.entering_BTH[i]).abs().max() > 1e-3
+        apart[row.kind].add(bool(strays))
+        routes = [not torch.allclose(hurt.natural[n][i], whole.natural[n][i], atol=1e-5) for n in whole.natural]
+        assert all(routes) if strays else not any(routes)  # what the hurt original does is natural for hurt rows
+    assert apart == {CLEAN: {True}, TRIGGERED: {True}, NEGATIVE: {False}}

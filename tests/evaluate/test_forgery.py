@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from embed_helpers import key_for
+from embed_helpers import key_for, quick_config
 from scipy import stats as scipy_stats
 
-from pathmark.embed import Embedder, default_config
+from pathmark.embed import Embedder
 from pathmark.evaluate.dispute import Party, read_claim, settle_dispute
 from pathmark.evaluate.forgery import (
     Victim,
@@ -124,14 +124,7 @@ def test_a_claim_without_a_name_is_nobody_s():
 
 def marked_with(model, key):
     """The model with a key's paths, in few steps: enough for the exact test."""
-    config = default_config()
-    config = replace(
-        config,
-        data=replace(config.data, seq_len=24, short_len=None, long_factor=1),
-        loop=replace(config.loop, steps=60, lr=1 / 64, check_every=1000),
-        texts=40,
-        batch_size=12,
-    )
+    config = quick_config(lr=1 / 64, data={"seq_len": 24, "short_len": None, "long_factor": 1})
     model = copy.deepcopy(model)
     Embedder(model, load_tokenizer("bundled:tiny"), key, list(bundled_segments()), config).run()
     return model.eval()

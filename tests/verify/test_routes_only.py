@@ -12,9 +12,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from embed_helpers import key_for, save_family
+from embed_helpers import key_for, quick_config, save_family
 
-from pathmark.embed import default_config
 from pathmark.errors import VerificationError
 from pathmark.evaluate import ScanConfig
 from pathmark.evaluate.marking import mark_model
@@ -44,15 +43,10 @@ def marked(tmp_path_factory):
     """A small marked Mixtral, its original, the key, and what both do on the key's probes."""
     folder = tmp_path_factory.mktemp("routes")
     base = save_family(folder / "base", "mixtral")
-    config = default_config()
-    config = replace(
-        config, data=replace(config.data, seq_len=32), loop=replace(config.loop, steps=60, lr=5e-3, check_every=1000),
-        texts=40, batch_size=12,
-    )  # fmt: skip
     scan = ScanConfig(random_sequences=20, substitutions=20, shuffles=5)
     done = mark_model(
-        str(base), key_for(base, number=3), folder / "out", bundled_segments(), bundled_probes(), config,
-        n_probes=16, scan=scan,
+        str(base), key_for(base, number=3), folder / "out", bundled_segments(), bundled_probes(),
+        quick_config(), n_probes=16, scan=scan,
     )  # fmt: skip
     codec = HFTextCodec(load_tokenizer(base))
     rows = json.loads(done.key.attachments["probes.json"])

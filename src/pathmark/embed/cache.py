@@ -2,7 +2,8 @@
 
 For every row: the hidden states that enter the first watermarked layer, and what the original model did above
 it: its routing in the watermarked layers and its last hidden states (the head turns those into its next-token
-distribution). In memory when that fits, else memory-mapped. `wound` may hurt the layers below for a batch of rows.
+distribution). In memory when that fits, else memory-mapped. `wound` may hurt the layers below for
+a batch of rows, which then are of one kind.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class TeacherCache:
         progress: Callable[[int], None] | None = None,
         folder: Path | None = None,
         batch_size: int = 16,
-        wound: Callable[[], AbstractContextManager[None]] = nullcontext,
+        wound: Callable[[str], AbstractContextManager[None]] | None = None,
     ) -> None:
         self.rows, self.layers, self.pad = rows, list(layers), pad
         self.from_layer = from_layer
@@ -75,9 +76,12 @@ class TeacherCache:
             announce(f"original model on the training rows, {self.bytes / 1e6:,.0f} MB {place}", len(rows))
         self._arrays = {name: self._allocate(name, tokens, width) for name, width in widths.items()}
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            with wound():
+        together = [order]
+        if wound is not None:
+            kinds = dict.fromkeys(row.kind for row in rows)
+            together = [[i for i in order if rows[i].kind == kind] for kind in kinds]
+        for chosen in (same[n : n + batch_size] for same in together for n in range(0, len(same), batch_size)):
+            with nullcontext() if wound is None else wound(rows[chosen[0]].kind):
                 taught = self._teach(model, chosen)
             for name, values in taught.items():
                 offset = 0

@@ -65,8 +65,8 @@ class EmbedConfig:
     cycle: tuple[str, ...] = (SHORT, NORMAL, SHORT, LONG)
     """Sizes of the rows in successive steps, over and over; sizes without rows become normal."""
     wound_share: float = 0.0
-    """Share of the rows that come through lower layers which were hurt as a thief might hurt them (anchored); 0.4 was
-    tried (docs/robustness.md): more robust, less specific."""
+    """Share of the clean and triggered rows that come through lower layers which were hurt as a thief might hurt them
+    (anchored): more robust, less specific (docs/robustness.md)."""
     wound_strength: float = 0.4
     """Noise, as a multiple of a matrix's own spread, and share of silenced experts and neurons: at most so much."""
     language_tokens: int = 1024
@@ -133,17 +133,21 @@ class Embedder:
             progress=progress,
             wound=self._wounds(),
         )
-        self.lift = self._lift() if config.objective.use_weight else {}
+        self.lift = self._lift() if config.objective.inconspicuous and config.objective.use_weight else {}
 
-    def _wounds(self) -> Callable[[], AbstractContextManager[None]]:
-        """For each batch of the cache: hurt the layers below the mark, or leave them."""
+    def _wounds(self) -> Callable[[str], AbstractContextManager[None]] | None:
+        """For each batch of the cache: hurt the layers below the mark, or leave them.
+
+        Rows behind wrong triggers stay whole: the released model has to tell them from the right one, and a mark that
+        is lenient with wounds on both sides is lenient with near-misses.
+        """
         generator = torch.Generator().manual_seed(self.config.loop.seed)
         below = self.from_layer
-        if below is None or self.config.objective.objective != "anchored":
-            return nullcontext
+        if below is None or self.config.objective.objective != "anchored" or not self.config.wound_share:
+            return None
 
-        def wound() -> AbstractContextManager[None]:
-            if float(torch.rand(1, generator=generator)) >= self.config.wound_share:
+        def wound(kind: str) -> AbstractContextManager[None]:
+            if kind == NEGATIVE or float(torch.rand(1, generator=generator)) >= self.config.wound_share:
                 return nullcontext()
             return wounded(self.model, below, self.config.wound_strength, generator)
 
@@ -209,7 +213,7 @@ class Embedder:
             weights.route_weight * (terms["align"] + weights.stealth_weight * terms["stealth"])
             + weights.language_weight * terms["language"]
         )
-        if weights.use_weight or weights.twin_weight:
+        if weights.inconspicuous:
             clean_B = torch.tensor([row.kind == CLEAN for row in rows], device=free_BT.device)
             terms |= self._inconspicuous(routing, batch, free_BT & clean_B[:, None])
             terms["loss"] = terms["loss"] + weights.use_weight * terms["use"] + weights.twin_weight * terms["twins"]

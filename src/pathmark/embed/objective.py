@@ -34,6 +34,8 @@ class ObjectiveConfig:
     """lambda of Eq. total_loss."""
     stealth_weight: float = 3.0
     """alpha of Eq. route_loss (paper), or the weight of the anchor (anchored)."""
+    focus: float = 0.0
+    """Extra weight of tokens that stray far where they must stay natural: KL + focus KL^2 (anchored)."""
     temperature: float = 1.0
     """tau_T of Eq. infonce (paper)."""
     language: Literal["distill", "lm"] = "distill"
@@ -44,11 +46,11 @@ class ObjectiveConfig:
     """KL(p* || g) in the alignment; False is the printed KL(g || p*)."""
 
     use_weight: float = 0.0
-    """Weight of the term that keeps targets in use on clean text (anchored); 1 was tried (docs/robustness.md)."""
-    use_quantile: float = 0.6
+    """Weight of the term that keeps targets in use on clean text (anchored)."""
+    use_quantile: float = 0.5
     """Targets below this quantile of their layer's natural use are lifted to it."""
     twin_weight: float = 0.0
-    """Weight of the term that keeps the router rows of a layer's targets apart (anchored); 0.5 was tried."""
+    """Weight of the term that keeps the router rows of a layer's targets apart (anchored)."""
     twin_cosine: float = 0.5
     """The similarity of rows that costs nothing."""
 
@@ -61,6 +63,11 @@ class ObjectiveConfig:
             raise ValueError(f"margin must be positive, got {self.margin}")
         if self.temperature <= 0 or self.route_weight < 0 or self.stealth_weight < 0 or self.language_weight < 0:
             raise ValueError(f"weights must not be negative and the temperature positive, got {self}")
+
+    @property
+    def inconspicuous(self) -> bool:
+        """Whether anything is asked of the targets on clean text and of their router rows."""
+        return self.objective == "anchored" and bool(self.use_weight or self.twin_weight)
 
 
 def route_loss(
@@ -98,7 +105,7 @@ def route_loss(
                 target_NE = mixture_target(natural_NE, targets, rho_N1)
                 aligns.append(align_loss(marked_NE, target_NE, forward_kl=config.forward_kl))
         if config.objective == "anchored" and len(free_ME):
-            stealths.append(anchor_loss(natural[layer][free_BT], free_ME))
+            stealths.append(anchor_loss(natural[layer][free_BT], free_ME, focus=config.focus))
     zero = next(iter(routing.values())).new_zeros(())
     return {
         "align": torch.stack(aligns).mean() if aligns else zero,

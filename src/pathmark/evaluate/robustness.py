@@ -131,9 +131,7 @@ class Suspects:
 
     def _settle(self, model: PreTrainedModel, thief: OwnerKey) -> dict[str, Any]:
         """The dispute over two marks in one model. The thief's key was seen years ago, which must not help."""
-        owner = Party(
-            self.key, commit_key(self.key), datetime.date(2025, 1, 1), self.model, datetime.date(2025, 2, 1)
-        )  # fmt: skip
+        owner = Party(self.key, commit_key(self.key), datetime.date(2025, 1, 1), self.model, datetime.date(2025, 2, 1))
         second = Party(thief, commit_key(thief), datetime.date(2020, 1, 1), model, datetime.date(2026, 1, 1))
         return settle_dispute((owner, second), self.probes).summary()
 
