@@ -145,7 +145,17 @@ def test_route_loss_uses_each_watermark_s_own_tokens_and_layers():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"margin": None}, {"rho": 0.5}, {"margin": None, "rho": 1.5}, {"margin": -1.0}, {"temperature": 0.0}]
+    "wrong",
+    [
+        {"margin": None},
+        {"rho": 0.5},
+        {"margin": None, "rho": 1.5},
+        {"margin": -1.0},
+        {"temperature": 0.0},
+        {"focus": -1.0},
+        {"use_weight": -0.5},
+        {"twin_weight": -0.5},
+    ],
 )
 def test_impossible_objectives_are_refused(wrong):
     with pytest.raises(ValueError, match=r"margin|rho|weights"):

@@ -2,8 +2,8 @@
 
 For every row: the hidden states that enter the first watermarked layer, and what the original model did above
 it: its routing in the watermarked layers and its last hidden states (the head turns those into its next-token
-distribution). In memory when that fits, else memory-mapped. `wound` may hurt the layers below for
-a batch of rows, which then are of one kind.
+distribution). In memory when that fits, else memory-mapped. `wound` may hurt the layers below for a batch of rows,
+which then are of one kind.
 """
 
 from __future__ import annotations

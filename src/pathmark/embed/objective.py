@@ -61,7 +61,8 @@ class ObjectiveConfig:
             raise ValueError(f"rho is a share between 0 and 1, got {self.rho}")
         if self.margin is not None and self.margin <= 0:
             raise ValueError(f"margin must be positive, got {self.margin}")
-        if self.temperature <= 0 or self.route_weight < 0 or self.stealth_weight < 0 or self.language_weight < 0:
+        weights = (self.route_weight, self.stealth_weight, self.language_weight, self.use_weight, self.twin_weight)
+        if self.temperature <= 0 or min(*weights, self.focus) < 0:
             raise ValueError(f"weights must not be negative and the temperature positive, got {self}")
 
     @property
