@@ -1,6 +1,8 @@
 """Marked and unmarked siblings of one model, told apart without a key; and whether router rows name the targets.
 
-python benchmarks/distinguish.py [--models 8] [--steps 600] [-o benchmarks/results/distinguish.json]
+python benchmarks/distinguish.py [--models 8] [--steps 600] [--work DIR] [-o benchmarks/results/distinguish.json]
+
+With --work the siblings stay there, and a run that was stopped goes on with the next one.
 
 Marked ones differ in key and seed. An unmarked sibling is trained as much, on the same parts, as many steps at the same
 rate: its original's own next-token distribution and routing on clean text and behind random prefixes, and no path.
@@ -23,6 +25,7 @@ from pathmark.embed import Embedder, default_config
 from pathmark.evaluate.distinguish import distinguish, model_features, name_targets
 from pathmark.keys import LayerPlan, OwnerKey, WatermarkRequest, create_key
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
+from pathmark.models.checkpoint import write_model
 from pathmark.models.describe import describe_model
 from pathmark.verify import encode_probes, verify_model
 
@@ -44,12 +47,20 @@ def random_key(source: str, seed: int) -> OwnerKey:
     return create_key(facts, [WatermarkRequest(plans=plans)], codec, secret=secret)[0]
 
 
-def trained(kind: type[Embedder], source: str, key: OwnerKey, seed: int, steps: int) -> PreTrainedModel:
+def trained(
+    kind: type[Embedder], source: str, key: OwnerKey, seed: int, steps: int, folder: Path | None
+) -> PreTrainedModel:
+    """The sibling of that seed, out of its folder where it has been there before."""
+    if folder is not None and folder.exists():
+        return load_model(folder)
     config = default_config()
     config = replace(config, loop=replace(config.loop, steps=steps, seed=seed))
     model = load_model(source)
     texts = random.Random(seed).sample(list(bundled_segments()), config.texts)
-    kind(model, load_tokenizer(source), key, texts, config).run()
+    tokenizer = load_tokenizer(source)
+    kind(model, tokenizer, key, texts, config).run()
+    if folder is not None:
+        write_model(model, tokenizer, folder)
     return model.eval()
 
 
@@ -58,6 +69,7 @@ def main() -> None:
     parser.add_argument("--source", default="bundled:tiny")
     parser.add_argument("--models", type=int, default=8)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--work", type=Path)
     parser.add_argument("-o", "--out", type=Path, default=Path("benchmarks/results/distinguish.json"))
     args = parser.parse_args()
     probes = encode_probes(load_tokenizer(args.source), bundled_probes(), n_probes=60, length=64)
@@ -67,7 +79,8 @@ def main() -> None:
     for number in range(args.models):
         for side, kind in (("marked", Embedder), ("unmarked", Unmarked)):
             started, key = time.monotonic(), random_key(args.source, 1000 + number)
-            model = trained(kind, args.source, key, number, args.steps)
+            folder = None if args.work is None else args.work / f"{side}-{number}-{args.steps}"
+            model = trained(kind, args.source, key, number, args.steps, folder)
             sides[side].append(model_features(model, probes))
             verdict = verify_model(model, key, probes[:30], align=False)
             print(f"{side} {number}: p {verdict.p}, WSR {verdict.wsr}, {time.monotonic() - started:.0f} s", flush=True)
