@@ -8,6 +8,7 @@ from importlib.resources import files
 
 import jsonschema
 import pytest
+import torch
 from click.testing import CliRunner
 from verify_helpers import PASSPHRASE
 
@@ -15,6 +16,8 @@ from pathmark.cli.main import cli
 from pathmark.errors import PathmarkError
 from pathmark.keys import Registry, commit_key
 from pathmark.keys.canonical import canonical
+from pathmark.models import load_model, load_tokenizer
+from pathmark.models.checkpoint import write_model
 
 SCHEMA = json.loads(files("pathmark.verify").joinpath("verify.schema.json").read_text())
 
@@ -71,6 +74,38 @@ def test_nothing_secret_is_printed_or_logged(case, tmp_path):
     assert isinstance(again.exception, PathmarkError)
 
 
+@pytest.mark.parametrize("stream", ["never", "always"])
+def test_a_graft_is_logged_with_its_original(case, stream, tmp_path):
+    """This key marks all layers, so what is broken below them is the embedding."""
+    model = load_model(case.marked)
+    with torch.no_grad():
+        weight = model.get_input_embeddings().weight
+        weight.copy_(weight[torch.randperm(len(weight), generator=torch.Generator().manual_seed(0))])
+    write_model(model, load_tokenizer(case.marked), tmp_path / "broken")
+    common = ("verify", tmp_path / "broken", "--key", case.key_file, "--n-probes", 8, "--stream", stream)
+    assert run(*common).exit_code == 1
+    log = tmp_path / "case-2"
+    result = run(*common, "--graft", case.base, "--json", "--log", log, "--obtained", "found")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    jsonschema.validate(found, SCHEMA)
+    assert found["grafted"]
+    assert found["id"] == 3
+    assert not found["other_reading"]["grafted"]
+    assert found["other_reading"]["p_value"] > 1e-3
+    lines = [json.loads(line) for line in (log / "probes.jsonl").read_text().splitlines()]
+    assert all(line["accuracy_grafted_triggered_0"] > line["accuracy_triggered_0"] for line in lines)
+    original = json.loads((log / "suspect.json").read_text())["original"]
+    assert any(file["path"] == "model.safetensors" for file in original["files"])
+    assert run(*common, "--graft", case.base, "--strict").exit_code != 0  # a third party need not trust the original
+
+
+def test_an_original_of_another_build_is_a_note(case):
+    result = run("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--graft", "bundled:tiny")
+    assert result.exit_code == 0, result.output
+    assert "not read behind the original's lower layers: expected an original of the same build" in result.output
+
+
 def test_strict_needs_a_dated_commitment(case, tmp_path):
     common = ("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--strict")
     assert run(*common).exit_code == 2
@@ -91,6 +126,9 @@ def test_strict_needs_a_dated_commitment(case, tmp_path):
         (("/nowhere/at/all",), "does not exist"),
         (("--routes", "/nowhere.jsonl"), "nowhere.jsonl"),
         (("--routes", "x.jsonl", "--black-box"), "asks a model folder"),
+        (("--routes", "x.jsonl", "--graft", "y"), "needs the suspect's weights"),
+        (("MARKED", "--black-box", "--graft", "y"), "needs the suspect's weights"),
+        (("MARKED", "--graft", "/nowhere/at/all"), "does not exist"),
     ],
 )
 def test_bad_input_is_one_line(case, arguments, said):

@@ -54,6 +54,23 @@ def test_rows_say_what_is_left_and_what_it_cost(suspects, tmp_path):
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_with_the_original_rows_have_both_readings(suspects, case, tmp_path):
+    both = Suspects(suspects.model, suspects.key, replace(suspects.kit, base=load_model(case.base)), suspects.config)
+    cases = (
+        *QUICK[:2],
+        Case("noisy", (("weight-noise", {"scale": 0.5}),)),
+        Case("dropped", (("drop-layers", {"count": 1}),)),
+    )
+    rows = {row["case"]: row for row in run_suite(both, cases, tmp_path, facts=FACTS)["rows"]}
+    for name in ("none", "permuted"):  # below the marked layers nothing was changed
+        fed = rows[name]["grafted"]
+        assert fed["wsr"] == rows[name]["wsr"]
+        assert fed["log10_p"] == pytest.approx(rows[name]["log10_p"], abs=1e-6)
+    assert rows["noisy"]["grafted"]["accuracy"] != rows["noisy"]["accuracy"]
+    assert rows["dropped"]["grafted"] is None  # of another build
+    assert rows["dropped"]["status"] == "measured"
+
+
 def test_a_model_without_the_mark_is_refused_before_any_attack(suspects, case, tmp_path):
     unmarked = Suspects(load_model(case.base), case.key, suspects.kit, suspects.config)
     with pytest.raises(AttackError, match="does not carry this key's mark"):
@@ -122,7 +139,10 @@ def test_seeds_are_pooled_in_one_line():
         "ppl_change": 0.1, "ppl": 11.0, "marked": True, "id_right": True,
     }  # fmt: skip
     other = row | {"wsr": {"hits": 100, "n": 100}, "p_value": 1e-3, "marked": False, "ppl_change": 0.3, "ppl": 13.0}
-    wsr, p, right, asked, ppl, verdict = cells([row, other])
+    wsr, p, grafted, right, asked, ppl, verdict = cells([row, other])
     assert wsr.startswith("190/200")
     assert p == "1.0e-03"  # the worst
+    assert grafted == "-"
+    fed = {"grafted": {"wsr": {"hits": 99, "n": 100}, "p_value": 1e-8}}
+    assert cells([row | fed, other | fed])[2] == "198/200 = 99.0 % [96.4, 99.9], 1.0e-08"
     assert (right, asked, ppl, verdict) == ("2 of 2", "-", "12.0 (+20.0 %)", "marked 1 of 2")

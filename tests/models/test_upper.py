@@ -6,8 +6,9 @@ import pytest
 import torch
 import zoo
 
-from pathmark.models import find_routers
-from pathmark.models.upper import body, can_run_from, hidden_at_layer, layer_stack, without_layers_below
+from pathmark.errors import ModelError
+from pathmark.models import find_routers, record_routing
+from pathmark.models.upper import body, can_run_from, grafted, hidden_at_layer, layer_stack, without_layers_below
 
 IDS_BT = torch.randint(3, 100, (3, 14), generator=torch.Generator().manual_seed(1))
 MASK_BT = torch.ones_like(IDS_BT)
@@ -51,3 +52,49 @@ def test_families_that_pass_more_than_hidden_states_take_the_long_way():
     model = zoo.tiny_model("zaya")  # its routers hand their own state from layer to layer
     stack = layer_stack(model, find_routers(model)[0])
     assert not can_run_from(model, stack, 2, IDS_BT, MASK_BT)
+
+
+def routing(model, layer):
+    with torch.no_grad(), record_routing(model, [layer]) as trace:
+        model(input_ids=IDS_BT, attention_mask=MASK_BT)
+    return trace[layer].probs_BTE[MASK_BT.bool()]
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "granitemoe"])
+def test_a_model_on_another_s_lower_part(family):
+    """Broken below and sound above, it routes on the original's lower layers as it did before it was broken."""
+    original, model = zoo.tiny_model(family), zoo.tiny_model(family)
+    model.load_state_dict(original.state_dict())
+    stack = layer_stack(model, find_routers(model)[0])
+    layers, embedding = list(stack), model.get_input_embeddings()
+    with torch.no_grad():
+        for part in (*layers[:2], embedding):
+            for parameter in part.parameters():
+                parameter.copy_(torch.randn_like(parameter) * parameter.std())
+        layers[2].input_layernorm.weight.mul_(1.5)  # its own upper part is not the original's
+    whole = zoo.tiny_model(family)
+    whole.load_state_dict(original.state_dict())
+    with torch.no_grad():
+        layer_stack(whole, find_routers(whole)[0])[2].input_layernorm.weight.mul_(1.5)
+    expected, broken = routing(whole, 2), routing(model, 2)
+    with grafted(model, original, 2):
+        fed = routing(model, 2)
+    torch.testing.assert_close(fed, expected)
+    assert not torch.allclose(broken, expected, atol=1e-2)
+    assert list(stack) == layers
+    assert model.get_input_embeddings() is embedding
+    torch.testing.assert_close(routing(model, 2), broken)
+
+
+def test_a_graft_is_undone_after_an_error_and_refused_between_builds():
+    original, model = zoo.tiny_model("qwen2_moe"), zoo.tiny_model("qwen2_moe")
+    stack = layer_stack(model, find_routers(model)[0])
+    layers = list(stack)
+    with pytest.raises(RuntimeError, match="boom"), grafted(model, original, 3):
+        raise RuntimeError("boom")
+    assert list(stack) == layers
+    del layer_stack(original, find_routers(original)[0])[0]
+    with pytest.raises(ModelError, match=r"same build: .* 4 layers.*, got .* 3 layers"), grafted(model, original, 2):
+        pass
+    with pytest.raises(ModelError, match="same build"), grafted(model, zoo.tiny_model("mixtral"), 2):
+        pass

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from embed_helpers import key_for, save_family
 from scipy import stats as scipy_stats
 from verify_helpers import mark_quickly
@@ -26,6 +27,7 @@ from pathmark.verify import (
     with_reference,
 )
 from pathmark.verify.alignment import profile_texts
+from pathmark.verify.evidence import record_grafted
 
 
 def test_the_marked_model_and_nobody_else(case, tmp_path):
@@ -50,10 +52,13 @@ def test_random_models_are_never_marked(case, tmp_path):
         assert verdict.id is None
 
 
-@pytest.mark.parametrize("which", ["base", "marked"])
-def test_p_values_of_strangers_keys_are_valid(case, which):
-    """P(p <= a) <= a over random keys with the alignment on, on an unmarked and on somebody else's marked model."""
-    model = load_model(getattr(case, which))
+@pytest.mark.parametrize(("which", "fed"), [("base", False), ("marked", False), ("marked", True)])
+def test_p_values_of_strangers_keys_are_valid(case, which, fed):
+    """P(p <= a) <= a over random keys with the alignment on, on an unmarked and on somebody else's marked model.
+
+    Fed by the original's lower layers as well as by its own.
+    """
+    model, original = load_model(getattr(case, which)), load_model(case.base)
     probes = profile_texts(case.key)[:2]
     rng = random.Random(1)
     evidence = None
@@ -64,7 +69,9 @@ def test_p_values_of_strangers_keys_are_valid(case, which):
             stranger = key_for(case.base, seed=rng.randrange(2**40))
             for name, data in case.key.attachments.items():
                 stranger = stranger.attach(name, data)
-            evidence = record_evidence(model, stranger, probes)
+            evidence = (
+                record_grafted(model, original, stranger, probes) if fed else record_evidence(model, stranger, probes)
+            )
             measured = evidence.measured(stranger)[0]
         p_values.append(exact_test([m.aim(_random_targets(rng, m.pool)) for m in measured]).p_value)
     for level in (0.5, 0.1, 0.05, 0.01):
@@ -74,6 +81,43 @@ def test_p_values_of_strangers_keys_are_valid(case, which):
 
 def _random_targets(rng, pool):
     return tuple(sorted(rng.sample(list(pool), 2)))
+
+
+def test_what_a_thief_broke_below_the_mark_is_left_out_by_a_graft(case, tmp_path):
+    key = mark_quickly(case.base, key_for(case.base, layers=(1, 2, 3), number=3), tmp_path / "marked")
+    probes, original, model = profile_texts(key), load_model(case.base), load_model(tmp_path / "marked")
+    untouched = verify_model(model, key, probes, significance=1e-5)
+    assert untouched.marked
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        for parameter in (*model.model.layers[0].parameters(), model.get_input_embeddings().weight):
+            parameter.normal_(std=float(parameter.std()) + 0.05)
+    alone = verify_model(model, key, probes, significance=1e-5)
+    assert not alone.marked
+    anchor = judge_anchor(key, commit_key(key), datetime.date(2099, 1, 1))
+    verdict = verify_model(model, key, probes, original=original, anchor=anchor, significance=1e-5)
+    assert verdict.marked
+    assert verdict.grafted
+    assert verdict.id == 3
+    assert verdict.family.statistics == 2
+    assert verdict.p.log10 == pytest.approx(untouched.p.log10 + np.log10(2), abs=1e-6)  # tried twice
+    assert verdict.other.p.log10 == pytest.approx(min(0, alone.p.log10 + np.log10(2)), abs=1e-6)
+    assert verdict.anchor.anchored
+    assert verdict.p_third_party == verdict.other.p  # and yet the graft is the owner's own reading
+    assert any("choose the original's layers" in weakness for weakness in verdict.weaknesses())
+    assert "fed by the original's layers" in verdict.words()
+
+
+def test_a_graft_convicts_nobody_else(case, tmp_path):
+    probes, original = profile_texts(case.key), load_model(case.base)
+    assert not verify_model(original, case.key, probes, original=original).marked
+    for seed in range(5):
+        stranger = load_model(save_family(tmp_path / str(seed), "qwen3_moe", seed=200 + seed))
+        assert not verify_model(stranger, case.key, probes[:6], original=original).marked
+    sound = verify_model(load_model(case.marked), case.key, probes, original=original)
+    assert sound.marked
+    assert not sound.grafted  # both readings say the same; the plain one is everybody's
+    assert sound.other.grafted
 
 
 def test_what_a_third_party_reads(case):

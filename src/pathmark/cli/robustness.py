@@ -67,11 +67,14 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
         bar.stage("loading", None)
         suspect = load_model(model, trust_remote_code=trusted)
         use_fast_experts(suspect)
+        base = None if options["base"] is None else load_model(options["base"], trust_remote_code=trusted)
+        if base is not None:
+            use_fast_experts(base)
         first = key.watermarks[0]
         kit = Kit(
             tokenizer=load_tokenizer(model, trust_remote_code=trusted),
             texts=texts,
-            base=None if options["base"] is None else load_model(options["base"], trust_remote_code=trusted),
+            base=base,
             layers=sorted({layer for mark in key.watermarks for layer in mark.layers}),
             targets={layer: first.targets(layer) for layer in first.layers},
             progress=bar,

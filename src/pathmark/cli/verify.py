@@ -21,6 +21,7 @@ Examples:
   pathmark verify ./suspect --key owner.key
   pathmark verify ./suspect --key owner.key --commitment owner.commitment.json --suspect-published 2026-09-01 --strict
   pathmark verify ./adapter --base ./Qwen1.5-MoE-A2.7B --key owner.key --log case-17
+  pathmark verify ./pruned-copy --key owner.key --graft ./our-unmarked-original
   pathmark verify ./DeepSeek-V3-clone --key owner.key --stream always --n-probes 20 --json
   pathmark verify --routes recorded.jsonl --key owner.key
   pathmark verify --api https://api.example.com/v1 --api-model their-name --api-key-env API_KEY --key owner.key
@@ -48,6 +49,7 @@ Examples:
 @click.option("--suspects", type=click.IntRange(1), default=1, show_default=True, help="Models examined in this case.")
 @click.option("--keys", type=click.IntRange(1), default=1, show_default=True, help="Keys held against this suspect.")
 @click.option("--reference", help="Owner's own release or original: match experts to it instead of the key's profiles.")
+@click.option("--graft", help="Unmarked original: also read the suspect's marked layers fed by its lower layers.")
 @click.option("--no-align", is_flag=True, help="Take experts by their numbers, without matching.")
 @click.option(
     "--stream", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
@@ -65,19 +67,22 @@ def command(model: str | None, key_file: Path, as_json: bool, **options: Any) ->
     """Test whether a key's mark is in a model: from its weights, from recorded routes, or through an API.
 
     From weights and routes, experts are matched to the original's first, blind to the secret; then an exact test
-    compares what the trigger does to the secret path with what it does to every other path. Through an API, the
-    replies to triggers are searched for their marks. Exit code 0: marked, 1: not marked, 2: cannot decide or
-    failed.
+    compares what the trigger does to the secret path with what it does to every other path. A suspect that was
+    damaged (pruned, squeezed, fine-tuned) may have lost the trigger on its way up: --graft also reads its marked
+    layers behind the original's lower ones. Through an API, the replies to triggers are searched for their marks.
+    Exit code 0: marked, 1: not marked, 2: cannot decide or failed.
     """
     from pathmark.cli._progress import Bar
     from pathmark.stats import Family
-    from pathmark.verify import judge
+    from pathmark.verify import judge, write_log
 
     sources = [given for given in (model, options["routes"], options["url"]) if given is not None]
     if len(sources) != 1:
         raise VerificationError("expected a model, --routes FILE or --api URL, exactly one of them")
     if options["black_box"] and model is None:
         raise VerificationError("--black-box asks a model folder; give one, or use --api URL")
+    if options["graft"] is not None and (model is None or options["black_box"]):
+        raise VerificationError("--graft needs the suspect's weights; give a model folder, without --black-box")
     if not 0 < options["significance"] < 1 or not 0 < options["gamma"] <= 1:
         raise VerificationError("--significance and --gamma lie between 0 and 1")
     suspect = str(sources[0])
@@ -95,6 +100,7 @@ def command(model: str | None, key_file: Path, as_json: bool, **options: Any) ->
         verdict = judge(
             key,
             examined.evidence,
+            examined.fed,
             gamma=options["gamma"],
             significance=options["significance"],
             anchor=anchor,
@@ -104,7 +110,11 @@ def command(model: str | None, key_file: Path, as_json: bool, **options: Any) ->
         )
         summary = {"suspect": suspect, "access": examined.access, **verdict.summary()}
         if options["log_folder"] is not None:
-            _write_log(options["log_folder"], key, examined, summary, suspect, obtained, bar)
+            bar.stage("log", None)
+            write_log(
+                options["log_folder"], key, examined, summary,
+                suspect=suspect, obtained=obtained, original=options["graft"],
+            )  # fmt: skip
     if as_json:
         echo_json(summary)
     else:
@@ -139,7 +149,10 @@ def _examine(model: str | None, key: OwnerKey, options: dict[str, Any], bar: Any
         trust_remote_code=options["trust_remote_code"],
     )
     texts = None if options["probes"] is None else read_texts(options["probes"])
-    return examine(model, key, config, texts=texts, base=options["base"], progress=bar), key
+    examined = examine(
+        model, key, config, texts=texts, base=options["base"], original=options["graft"], progress=bar
+    )  # fmt: skip
+    return examined, key
 
 
 def _obtained(options: dict[str, Any]) -> str:
@@ -147,15 +160,6 @@ def _obtained(options: dict[str, Any]) -> str:
         return str(options["obtained"] or "not stated")
     answer: str = click.prompt("How was the suspect obtained (for the log)", default="not stated", err=True)
     return answer
-
-
-def _write_log(
-    folder: Path, key: OwnerKey, examined: Examined, summary: dict[str, Any], suspect: str, obtained: str, bar: Any
-) -> None:
-    from pathmark.verify import write_log
-
-    bar.stage("log", None)
-    write_log(folder, key, examined, summary, suspect=suspect, obtained=obtained)
 
 
 def render(verdict: Verdict, suspect: str, access: str) -> None:

@@ -25,9 +25,10 @@ from pathmark.keys import ModelFacts, OwnerKey, TextCodec, commit_key
 from pathmark.keys.safefile import write_private
 from pathmark.models import perplexity
 from pathmark.progress import Progress, Silent
-from pathmark.verify import verify_model
+from pathmark.verify import Evidence, Verdict, judge, record_evidence, verify_model
 from pathmark.verify.alignment import profile_texts
 from pathmark.verify.blackbox import verify_api
+from pathmark.verify.evidence import record_grafted
 from pathmark.verify.local import LocalBackend
 
 RESULTS = "results.json"
@@ -102,24 +103,21 @@ class Suspects:
         row |= {"attack_seconds": attack_seconds, "ppl_before": self.clean_ppl}
         try:
             ppl = perplexity(model, self.probes).value
-            verdict = verify_model(model, self.key, self.probes)
+            evidence = record_evidence(model, self.key, self.probes)
         except PathmarkError as broken:  # an attack may leave a model that says nothing any more
             return row | {"status": "destroyed", "reason": str(broken)}
-        own_id = self.key.watermarks[0].id
+        fed = self._fed(model)
+        verdict, as_it_is = judge(self.key, evidence, fed), judge(self.key, evidence)
         row |= {
             "status": "measured",
             "ppl": ppl,
             "ppl_change": ppl / self.clean_ppl - 1,
-            "wsr": verdict.wsr.summary(),
-            "accuracy": verdict.scores[0].accuracy.value,
-            "p_value": verdict.p.value,
-            "log10_p": verdict.p.log10,
-            "p_floor": verdict.p_floor.value,
+            **self._reading(as_it_is),
+            "p_floor": as_it_is.p_floor.value,
+            "grafted": None if fed is None else self._reading(judge(self.key, fed)),
             "marked": verdict.marked,
             "id": verdict.id,
-            "id_right": verdict.id == own_id,
-            "erased_layers": list(verdict.erased_layers),
-            "alignment": None if verdict.alignment is None else verdict.alignment.confidence,
+            "id_right": verdict.id == self.key.watermarks[0].id,
             "n_probes": verdict.n_probes,
             "n_tokens": verdict.n_tokens,
             "black_box": self._ask(model),
@@ -128,6 +126,26 @@ class Suspects:
             "seconds": time.monotonic() - started,
         }
         return row
+
+    def _fed(self, model: PreTrainedModel) -> Evidence | None:
+        """The attacked model's marked layers behind the original's lower ones; None where that cannot be done."""
+        if self.kit.base is None:
+            return None
+        try:
+            return record_grafted(model, self.kit.base, self.key, self.probes)
+        except PathmarkError:  # of another build, with layers dropped for instance
+            return None
+
+    @staticmethod
+    def _reading(verdict: Verdict) -> dict[str, Any]:
+        return {
+            "wsr": verdict.wsr.summary(),
+            "accuracy": verdict.scores[0].accuracy.value,
+            "p_value": verdict.p.value,
+            "log10_p": verdict.p.log10,
+            "erased_layers": list(verdict.erased_layers),
+            "alignment": None if verdict.alignment is None else verdict.alignment.confidence,
+        }
 
     def _settle(self, model: PreTrainedModel, thief: OwnerKey) -> dict[str, Any]:
         """The dispute over two marks in one model. The thief's key was seen years ago, which must not help."""

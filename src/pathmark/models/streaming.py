@@ -35,9 +35,13 @@ Progress = Callable[[int, int], None]
 
 
 def should_stream(
-    name: str | os.PathLike[str], *, dtype: torch.dtype | None = torch.float32, trust_remote_code: bool = False
+    name: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = torch.float32,
+    copies: int = 1,
+    trust_remote_code: bool = False,
 ) -> bool:
-    """Whether the weights, in the type they would be loaded in, exceed half of the free memory.
+    """Whether the weights of so many such models, in the type they would be loaded in, exceed half of the free memory.
 
     Never for quantized ones, which can only be loaded whole.
     """
@@ -48,7 +52,7 @@ def should_stream(
         need = sum(entry.end - entry.start for entry in stored_weights(folder).values())
     else:
         need = parameters_on_disk(folder) * dtype.itemsize
-    return bool(need > psutil.virtual_memory().available / 2)
+    return bool(copies * need > psutil.virtual_memory().available / 2)
 
 
 def stream_model(

@@ -1,4 +1,4 @@
-"""Run only the upper part of a model, from cached hidden states.
+"""Run only the upper part of a model, from cached hidden states or on another model's lower part.
 
 Nothing below the first watermarked layer changes while a mark goes in, so its output for a text is computed
 once. To run the rest, the lower layers are swapped for modules that hand the hidden state on, and the model's
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError
-from pathmark.models.routers import RouterSite
+from pathmark.models.routers import RouterSite, find_routers
 
 
 class _PassThrough(nn.Module):
@@ -68,6 +68,33 @@ def without_layers_below(model: nn.Module, stack: nn.ModuleList, first: int) -> 
     finally:
         for i, layer in enumerate(kept):
             stack[i] = layer
+
+
+@contextmanager
+def grafted(model: PreTrainedModel, donor: PreTrainedModel, first: int) -> Iterator[None]:
+    """Inside the block the model's embedding and its layers below `first` are the donor's; its own are back after it.
+
+    Works on streamed models as on others: a streamed layer brings its own way to its weights.
+    """
+    stack, theirs = (layer_stack(one, find_routers(one)[0]) for one in (model, donor))
+    here, there = (_shape(one, layers) for one, layers in ((model, stack), (donor, theirs)))
+    if here != there:
+        raise ModelError(f"expected an original of the same build: {here}, got {there}")
+    kept, embedding = [stack[i] for i in range(first)], model.get_input_embeddings()
+    try:
+        for i in range(first):
+            stack[i] = theirs[i]
+        model.set_input_embeddings(donor.get_input_embeddings())
+        yield
+    finally:
+        for i, layer in enumerate(kept):
+            stack[i] = layer
+        model.set_input_embeddings(embedding)
+
+
+def _shape(model: PreTrainedModel, stack: nn.ModuleList) -> str:
+    width = model.config.get_text_config().hidden_size
+    return f"{type(model).__name__} with {len(stack)} layers of width {width}"
 
 
 @torch.no_grad()

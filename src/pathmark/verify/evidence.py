@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from pathmark.keys import OwnerKey, Watermark
 from pathmark.models import count_layers, find_routers
 from pathmark.models.sketches import expert_sketches
+from pathmark.models.upper import grafted
 from pathmark.stats import LayerMeasurement
 from pathmark.verify.alignment import Alignment, align, layers_to_record, profile_texts
 from pathmark.verify.measures import measure_layers
@@ -115,6 +118,19 @@ def record_evidence(
         n_layers=n_layers,
     )
     return evidence.aligned(alignment)
+
+
+def record_grafted(
+    model: PreTrainedModel, original: PreTrainedModel, key: OwnerKey, probes: Sequence[Sequence[int]], **settings: Any
+) -> Evidence:
+    """The same with the suspect's marked layers fed by the original's layers below them.
+
+    What a thief broke further down, and what broke the trigger on its way up, is left out of the measurement. The
+    original must not know the targets: whoever may choose it can make any model take any path.
+    """
+    first = min(layer for watermark in key.watermarks for layer in watermark.layers)
+    with grafted(model, original, first):
+        return record_evidence(model, key, probes, **settings)
 
 
 def count_rows(key: OwnerKey, probes: Sequence[Sequence[int]], *, aligned: bool = True) -> int:

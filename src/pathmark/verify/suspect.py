@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError, VerificationError
 from pathmark.keys import OwnerKey
@@ -20,7 +20,7 @@ from pathmark.progress import Progress, Silent
 from pathmark.verify.alignment import align, profile_texts
 from pathmark.verify.decoys import decoy_triggers
 from pathmark.verify.enginefile import read_routes
-from pathmark.verify.evidence import Evidence, count_rows, record_evidence
+from pathmark.verify.evidence import Evidence, count_rows, record_evidence, record_grafted
 from pathmark.verify.profiles import attach_profiles
 from pathmark.verify.routes import encode_probes
 from pathmark.verify.routes_only import pair_routes
@@ -57,6 +57,8 @@ class Examined:
     access: Literal["weights", "streamed weights", "routes"]
     notes: tuple[str, ...] = ()
     """What could not be done, and why; part of the verdict."""
+    fed: Evidence | None = None
+    """The same behind the original's lower layers, where it was asked for."""
 
 
 def examine(
@@ -66,32 +68,43 @@ def examine(
     *,
     texts: Sequence[str] | None = None,
     base: str | None = None,
+    original: str | None = None,
     progress: Progress | None = None,
 ) -> Examined:
     """Open a model folder, a hub id or an adapter (on `base`), and record everything that a verdict needs.
 
-    `texts` replace the probes kept in the key.
+    `texts` replace the probes kept in the key. With the unmarked `original` the suspect is also read behind its lower
+    layers (`record_grafted`); where their builds differ, a note says so.
     """
     say = progress or Silent()
     codec, notes = _codec(name if base is None else base, key, config)
     probes = _probes(key, codec, texts, config)
     decoys = decoy_triggers(key, codec, config.decoys) if codec is not None and config.decoys else []
     say.stage("loading", None)
-    model, streamed = _open(name, base, config, say)
+    model, streamed = _open(name, base, config, say, copies=1 if original is None else 2)
+    donor = None
+    if original is not None:
+        donor, _ = _open(original, None, replace(config, stream="always" if streamed else "never"), say)
     few = min(DECOY_PROBES, len(probes))
-    say.stage("probes", count_rows(key, probes, aligned=config.align) + few * len(decoys))
+    n_rows = count_rows(key, probes, aligned=config.align) + few * len(decoys)
+    settings: dict[str, Any] = {
+        "aligned": config.align,
+        "decoys": decoys,
+        "decoy_probes": few,
+        # streamed layers are read once per call and chunk their rows themselves
+        "batch_tokens": 2**62 if streamed else 4096,
+        "progress": say.advance,
+    }
+    say.stage("probes", n_rows)
+    fed = None
     try:
-        evidence = record_evidence(
-            model,
-            key,
-            probes,
-            aligned=config.align,
-            decoys=decoys,
-            decoy_probes=few,
-            # streamed layers are read once per call and chunk their rows themselves
-            batch_tokens=2**62 if streamed else 4096,
-            progress=say.advance,
-        )
+        evidence = record_evidence(model, key, probes, **settings)
+        if donor is not None:
+            say.stage("probes, fed by the original", n_rows)
+            try:
+                fed = record_grafted(model, donor, key, probes, **settings)
+            except ModelError as error:
+                notes.append(f"the suspect was not read behind the original's lower layers: {error}")
     except (RuntimeError, IndexError, TypeError) as error:  # of torch, inside a forward pass that the files promised
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise VerificationError(
@@ -99,7 +112,7 @@ def examine(
         ) from error
     if config.align and evidence.alignment is None:
         notes.append("the key has no expert profiles attached, so experts were taken by their numbers")
-    return Examined(evidence, "streamed weights" if streamed else "weights", tuple(notes))
+    return Examined(evidence, "streamed weights" if streamed else "weights", tuple(notes), fed)
 
 
 def with_reference(key: OwnerKey, reference: str, *, trust_remote_code: bool = False) -> OwnerKey:
@@ -115,10 +128,12 @@ def with_reference(key: OwnerKey, reference: str, *, trust_remote_code: bool = F
     return attach_profiles(key, model, texts)
 
 
-def _open(name: str, base: str | None, config: ExamineConfig, say: Progress) -> tuple[nn.Module, bool]:
+def _open(
+    name: str, base: str | None, config: ExamineConfig, say: Progress, *, copies: int = 1
+) -> tuple[PreTrainedModel, bool]:
     trusted = config.trust_remote_code
     small = config.stream == "never" or base is not None or is_adapter(name)
-    if config.stream != "always" and (small or not should_stream(name, trust_remote_code=trusted)):
+    if config.stream != "always" and (small or not should_stream(name, copies=copies, trust_remote_code=trusted)):
         model = load_suspect(name, base=base, trust_remote_code=trusted)
         use_fast_experts(model)
         return model, False

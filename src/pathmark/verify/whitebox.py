@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from pathmark.keys import OwnerKey
 from pathmark.stats import (
@@ -22,7 +22,7 @@ from pathmark.verify.alignment import Alignment
 from pathmark.verify.anchor import Anchor, judge_anchor
 from pathmark.verify.decode import DecodedId, decode_id
 from pathmark.verify.decoys import DecoyControl
-from pathmark.verify.evidence import Evidence, record_evidence
+from pathmark.verify.evidence import Evidence, record_evidence, record_grafted
 from pathmark.verify.measures import PathScore, score_path
 
 
@@ -57,6 +57,10 @@ class Verdict:
     """Whether the third party's reading decides."""
     notes: tuple[str, ...] = ()
     """What could not be done, and why."""
+    grafted: bool = False
+    """Whether the suspect's marked layers were fed by the original's lower ones."""
+    other: Verdict | None = None
+    """The other reading, as it is or grafted, where both were made; this one has the smaller p."""
 
     @property
     def marked(self) -> bool:
@@ -71,8 +75,9 @@ class Verdict:
 
     @property
     def p_third_party(self) -> PValue:
-        """What somebody may believe who does not know that the key was not ground."""
-        return self.anchor.p(self.p)
+        """What somebody may believe who does not know that the key was not ground, nor where the original is from."""
+        plain = self.other if self.grafted and self.other is not None else self
+        return self.anchor.p(plain.p)
 
     @property
     def wsr(self) -> Rate:
@@ -89,8 +94,18 @@ class Verdict:
             f"{found}: p = {self.p} at level {self.significance:g} (smallest possible {self.p_floor}; {self.family}), "
             f"accuracy {self.scores[0].accuracy.value:.3f}, WSR {self.wsr}, on {self.n_probes} texts with "
             f"{self.n_tokens:,} tokens. A third party reads {self.p_third_party}{charged}: {self.anchor.reason}."
-            f"{'' if self.alignment is None else ' ' + self.alignment.words()}"
+            f"{'' if self.alignment is None else ' ' + self.alignment.words()}{self._other_words()}"
         )
+
+    def _other_words(self) -> str:
+        if self.other is None:
+            return ""
+        if self.grafted:
+            return (
+                " This is read in the suspect's marked layers, fed by the original's layers below them; read as it is, "
+                f"the suspect gives p = {self.other.p} and WSR {self.other.wsr}."
+            )
+        return f" Fed by the original's lower layers, its marked layers give p = {self.other.p}."
 
     def weaknesses(self) -> list[str]:
         """What would weaken this verdict, in words."""
@@ -102,6 +117,11 @@ class Verdict:
             )
         if self.marked and self.alignment is not None and self.alignment.confidence < 0.1:
             found.append(f"experts were matched with little confidence ({self.alignment.confidence:.2f})")
+        if self.grafted:
+            found.append(
+                "whoever may choose the original's layers can make any model take any path: a third party is given the "
+                "suspect as it is"
+            )
         if self.erased_layers:
             lost = ", ".join(map(str, self.erased_layers))
             found.append(f"layers {lost} have lost their targets and count neither way")
@@ -151,6 +171,16 @@ class Verdict:
             "erased_layers": list(self.erased_layers),
             "decoys": None if self.decoys is None else self.decoys.summary(),
             "family": {field.name: getattr(self.family, field.name) for field in fields(self.family)},
+            "grafted": self.grafted,
+            "other_reading": None
+            if self.other is None
+            else {
+                "grafted": self.other.grafted,
+                "p_value": self.other.p.value,
+                "log10_p": self.other.p.log10,
+                "accuracy": self.other.scores[0].accuracy.value,
+                "wsr": self.other.wsr.value,
+            },
             "n_probes": self.n_probes,
             "n_tokens": self.n_tokens,
             "words": self.words(),
@@ -159,10 +189,11 @@ class Verdict:
 
 
 def verify_model(
-    model: nn.Module,
+    model: PreTrainedModel,
     key: OwnerKey,
     probes: Sequence[Sequence[int]],
     *,
+    original: PreTrainedModel | None = None,
     gamma: float = 0.8,
     significance: float = 1e-6,
     anchor: Anchor | None = None,
@@ -174,15 +205,19 @@ def verify_model(
     """Run the probes with and without each watermark's trigger and test the difference exactly.
 
     `align` matches the suspect's experts to the original's first, where the key has profiles attached. Without an
-    `anchor` (see `judge_anchor`) the key counts as undated for third parties.
+    `anchor` (see `judge_anchor`) the key counts as undated for third parties. With the unmarked `original` the
+    suspect is also read behind its lower layers (`record_grafted`).
     """
-    evidence = record_evidence(model, key, probes, aligned=align, batch_tokens=batch_tokens, progress=progress)
-    return judge(key, evidence, gamma=gamma, significance=significance, anchor=anchor, family=family)
+    settings: dict[str, Any] = {"aligned": align, "batch_tokens": batch_tokens, "progress": progress}
+    evidence = record_evidence(model, key, probes, **settings)
+    fed = None if original is None else record_grafted(model, original, key, probes, **settings)
+    return judge(key, evidence, fed, gamma=gamma, significance=significance, anchor=anchor, family=family)
 
 
 def judge(
     key: OwnerKey,
     evidence: Evidence,
+    fed: Evidence | None = None,
     *,
     gamma: float = 0.8,
     significance: float = 1e-6,
@@ -191,9 +226,30 @@ def judge(
     family: Family | None = None,
     notes: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict on recorded evidence, wherever it was recorded."""
+    """The verdict on recorded evidence, wherever it was recorded.
+
+    `fed` is the same behind the original's lower layers (`record_grafted`): a second statistic, so both are charged
+    for two, and the smaller p is the verdict.
+    """
     family = family or Family()
-    clean = evidence.clean
+    settings: dict[str, Any] = {
+        "gamma": gamma,
+        "significance": significance,
+        "anchor": anchor or judge_anchor(key),
+        "strict": strict,
+        "notes": tuple(notes),
+    }
+    if fed is None:
+        return _judge(key, evidence, family, **settings)
+    family = replace(family, statistics=2 * family.statistics)
+    plain, second = _judge(key, evidence, family, **settings), _judge(key, fed, family, **settings)
+    if second.p.log10 < plain.p.log10:
+        return replace(second, grafted=True, other=plain)
+    return replace(plain, other=replace(second, grafted=True))
+
+
+def _judge(key: OwnerKey, evidence: Evidence, family: Family, **settings: Any) -> Verdict:
+    clean, gamma = evidence.clean, settings["gamma"]
     scores = [
         score_path(watermark, triggered, clean, gamma=gamma)
         for watermark, triggered in zip(key.watermarks, evidence.triggered, strict=True)
@@ -208,13 +264,10 @@ def judge(
         combined = exact_test_many(aimed)
         p, floor, results = combined.p, combined.floor, combined.results
     corrected = bonferroni(p, family)
-    decoded = decode_id(key.watermarks[0], measured[0]) if corrected.value <= significance else None
+    decoded = decode_id(key.watermarks[0], measured[0]) if corrected.value <= settings["significance"] else None
     return Verdict(
         p=corrected,
         p_floor=floor,
-        anchor=anchor or judge_anchor(key),
-        significance=significance,
-        gamma=gamma,
         scores=tuple(scores),
         id=None if decoded is None else decoded.id,
         family=family,
@@ -224,8 +277,7 @@ def judge(
         erased_layers=tuple(sorted({layer for result in results for layer in result.erased_layers})),
         decoded=decoded,
         decoys=_control(key, evidence),
-        strict=strict,
-        notes=tuple(notes),
+        **settings,
     )
 
 
