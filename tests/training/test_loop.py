@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,18 +75,31 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
 
 
 def test_it_stops_when_the_check_held_long_enough_also_across_a_resume(tmp_path):
+    flat = replace(CONFIG, decay=False)
+
     def run(parameters, **kwargs):
-        return run_loop(parameters, make_loss(parameters), CONFIG, check=lambda step: step >= 20, **kwargs)
+        return run_loop(parameters, make_loss(parameters), flat, check=lambda step: step >= 20, **kwargs)
 
     whole = problem()
     result = run(whole)
     assert (result.steps, result.stopped_early) == (40, True)
     broken, path = problem(), tmp_path / "checkpoint.pt"
     with pytest.raises(RuntimeError):
-        run_loop(broken, make_loss(broken, 37), CONFIG, check=lambda step: step >= 20, checkpoint=path, fingerprint="a")
+        run_loop(broken, make_loss(broken, 37), flat, check=lambda step: step >= 20, checkpoint=path, fingerprint="a")
     again = problem()
     assert run(again, checkpoint=path, resume=True, fingerprint="a").steps == 40
     assert torch.equal(again["w"], whole["w"])
+
+
+def test_it_does_not_stop_before_the_rate_has_fallen():
+    """The cosine is at three tenths of its peak after 69 % of its way."""
+    config = replace(CONFIG, steps=600, warmup=20, check_every=10, patience=2)
+    parameters = problem()
+    result = run_loop(parameters, make_loss(parameters), config, check=lambda step: True)
+    assert result.stopped_early
+    first = min(step for step in range(20, 601, 10) if config.rate(step) <= 0.3 * config.lr)
+    assert result.steps == first + 10
+    assert 0.66 < first / 600 < 0.72
 
 
 def test_another_run_s_checkpoint_is_refused(tmp_path):
