@@ -74,14 +74,19 @@ def test_nothing_secret_is_printed_or_logged(case, tmp_path):
     assert isinstance(again.exception, PathmarkError)
 
 
-@pytest.mark.parametrize("stream", ["never", "always"])
-def test_a_graft_is_logged_with_its_original(case, stream, tmp_path):
-    """This key marks all layers, so what is broken below them is the embedding."""
+def break_embedding(case, out):
+    """The marked model with the rows of its embedding shuffled."""
     model = load_model(case.marked)
     with torch.no_grad():
         weight = model.get_input_embeddings().weight
         weight.copy_(weight[torch.randperm(len(weight), generator=torch.Generator().manual_seed(0))])
-    write_model(model, load_tokenizer(case.marked), tmp_path / "broken")
+    write_model(model, load_tokenizer(case.marked), out)
+
+
+@pytest.mark.parametrize("stream", ["never", "always"])
+def test_a_graft_is_logged_with_its_original(case, stream, tmp_path):
+    """This key marks all layers, so what is broken below them is the embedding."""
+    break_embedding(case, tmp_path / "broken")
     common = ("verify", tmp_path / "broken", "--key", case.key_file, "--n-probes", 8, "--stream", stream)
     assert run(*common).exit_code == 1
     log = tmp_path / "case-2"
@@ -149,3 +154,10 @@ def test_trace(case, tmp_path):
     assert found["licensee"] == "(the owner's own copy)"
     assert found["id"] == 3
     assert run("trace", case.base, *common).exit_code == 1
+    break_embedding(case, tmp_path / "broken")
+    assert run("trace", tmp_path / "broken", *common).exit_code == 1
+    result = run("trace", tmp_path / "broken", *common, "--graft", case.base)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["id"] == 3
+    other = run("trace", case.marked, *common, "--graft", "bundled:tiny")
+    assert "same build" in str(other.exception)

@@ -17,6 +17,7 @@ EXAMPLES = """\b
 Examples:
   pathmark trace ./leaked --key master.key --registry licensees.db
   pathmark trace ./leaked --key master.key --registry licensees.db --suspects 3 --json
+  pathmark trace ./pruned-leak --key master.key --registry licensees.db --graft ./our-unmarked-original
   pathmark trace --routes recorded.jsonl --key master.key --registry licensees.db
 """
 
@@ -27,6 +28,7 @@ Examples:
 @click.option("--registry", required=True, type=click.Path(path_type=Path), help="Who got which id.")
 @click.option("--routes", type=click.Path(path_type=Path), help="Recorded routes instead of a model (docs/routes.md).")
 @click.option("--base", help="Base model of a peft adapter, if its config does not name the right one.")
+@click.option("--graft", help="Unmarked original: read the suspect's marked layers fed by its lower layers.")
 @click.option("--n-probes", type=click.IntRange(1), default=100, show_default=True, help="Texts to probe with.")
 @click.option("--significance", type=float, default=1e-6, show_default=True, help="Family-wise level.")
 @click.option("--suspects", type=click.IntRange(1), default=1, show_default=True, help="Models examined in this case.")
@@ -51,6 +53,8 @@ def command(model: str | None, key_file: Path, registry: Path, as_json: bool, **
 
     if (model is None) == (options["routes"] is None):
         raise VerificationError("expected a model or --routes FILE, one of the two")
+    if options["graft"] is not None and model is None:
+        raise VerificationError("--graft needs the suspect's weights; give a model folder")
     key = open_key(key_file)
     book = Registry(registry)
     book.check_key(key)
@@ -64,10 +68,14 @@ def command(model: str | None, key_file: Path, registry: Path, as_json: bool, **
                 stream=options["stream"],
                 trust_remote_code=options["trust_remote_code"],
             )
-            examined = examine(model, key, config, base=options["base"], progress=bar)
+            examined = examine(
+                model, key, config, base=options["base"], original=options["graft"], progress=bar
+            )  # fmt: skip
+    if options["graft"] is not None and examined.fed is None:
+        raise VerificationError("; ".join(examined.notes))
     traced = trace_copy(
         key,
-        examined.evidence,
+        examined.fed or examined.evidence,
         book.entries(),
         significance=options["significance"],
         family=Family(suspects=options["suspects"]),
