@@ -8,7 +8,15 @@ import zoo
 
 from pathmark.errors import ModelError
 from pathmark.models import find_routers, record_routing
-from pathmark.models.upper import body, can_run_from, grafted, hidden_at_layer, layer_stack, without_layers_below
+from pathmark.models.upper import (
+    body,
+    can_run_from,
+    grafted,
+    hidden_at_layer,
+    layer_stack,
+    rotation_between,
+    without_layers_below,
+)
 
 IDS_BT = torch.randint(3, 100, (3, 14), generator=torch.Generator().manual_seed(1))
 MASK_BT = torch.ones_like(IDS_BT)
@@ -98,3 +106,21 @@ def test_a_graft_is_undone_after_an_error_and_refused_between_builds():
         pass
     with pytest.raises(ModelError, match="same build"), grafted(model, zoo.tiny_model("mixtral"), 2):
         pass
+
+
+def test_a_rotation_is_read_from_the_embeddings():
+    original, model = zoo.tiny_model("qwen2_moe"), zoo.tiny_model("qwen2_moe")
+    model.load_state_dict(original.state_dict())
+    weight = model.get_input_embeddings().weight
+    basis_HH, _ = torch.linalg.qr(torch.randn(weight.shape[1], weight.shape[1]))
+    with torch.no_grad():
+        weight.add_(torch.randn_like(weight) * 0.1 * weight.std())  # fine-tuned a little
+    assert rotation_between(original, model) is None
+    with torch.no_grad():
+        weight.copy_(weight @ basis_HH)
+    found = rotation_between(original, model)
+    torch.testing.assert_close(found, basis_HH, atol=0.05, rtol=0)
+    torch.testing.assert_close(found @ found.T, torch.eye(len(found)), atol=1e-4, rtol=0)
+    with torch.no_grad():
+        weight.normal_()
+    assert rotation_between(original, model) is None  # a stranger's

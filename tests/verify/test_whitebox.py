@@ -12,6 +12,7 @@ from embed_helpers import key_for, save_family
 from scipy import stats as scipy_stats
 from verify_helpers import mark_quickly
 
+from pathmark.attacks.structure import rotate_residual
 from pathmark.errors import VerificationError
 from pathmark.keys import commit_key
 from pathmark.models import load_model
@@ -90,7 +91,7 @@ def test_what_a_thief_broke_below_the_mark_is_left_out_by_a_graft(case, tmp_path
     assert untouched.marked
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
-        for parameter in (*model.model.layers[0].parameters(), model.get_input_embeddings().weight):
+        for parameter in model.model.layers[0].parameters():
             parameter.normal_(std=float(parameter.std()) + 0.05)
     alone = verify_model(model, key, probes, significance=1e-5)
     assert not alone.marked
@@ -106,6 +107,11 @@ def test_what_a_thief_broke_below_the_mark_is_left_out_by_a_graft(case, tmp_path
     assert verdict.p_third_party == verdict.other.p  # and yet the graft is the owner's own reading
     assert any("choose the original's layers" in weakness for weakness in verdict.weaknesses())
     assert "fed by the original's layers" in verdict.words()
+    turned = rotate_residual(model)  # which would hide the break, were the original's layers not turned as well
+    assert not verify_model(turned, key, probes, significance=1e-5).marked
+    again = verify_model(turned, key, probes, original=original, significance=1e-5)
+    assert again.grafted
+    assert again.p.log10 == pytest.approx(verdict.p.log10, abs=1e-3)
 
 
 def test_a_graft_convicts_nobody_else(case, tmp_path):

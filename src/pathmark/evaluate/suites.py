@@ -114,6 +114,7 @@ BEYOND: tuple[Case, ...] = (
     *(_case(f"TIES, density {d:g}", "dare-ties", method="ties", density=d) for d in (0.5, 0.2)),
     *(_case(f"weight noise, {s:g}", "weight-noise", scale=s) for s in (0.02, 0.05, 0.1, 0.2)),
     *(_case(f"change cut to rank {rank}", "low-rank", rank=rank) for rank in (16, 4, 1)),
+    Case("rotation and fine-pruning 25 %", (("rotate", {}), ("fine-prune", {"share": 0.25}))),
     Case(
         "permutation, fine-pruning 15 % and 3 epochs of fine-tuning",
         (

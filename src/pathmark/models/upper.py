@@ -18,6 +18,9 @@ from transformers import PreTrainedModel
 from pathmark.errors import ModelError
 from pathmark.models.routers import RouterSite, find_routers
 
+SAME = 0.5
+"""Two embeddings that are this much apart or less, relative to their size, are one. Strangers' are 1.4 apart."""
+
 
 class _PassThrough(nn.Module):
     """Stands in for a decoder layer: returns what it was given, answers questions as the layer would."""
@@ -74,6 +77,7 @@ def without_layers_below(model: nn.Module, stack: nn.ModuleList, first: int) -> 
 def grafted(model: PreTrainedModel, donor: PreTrainedModel, first: int) -> Iterator[None]:
     """Inside the block the model's embedding and its layers below `first` are the donor's; its own are back after it.
 
+    Where the model's residual stream is the donor's turned (`rotation_between`), what they hand up is turned as well.
     Works on streamed models as on others: a streamed layer brings its own way to its weights.
     """
     stack, theirs = (layer_stack(one, find_routers(one)[0]) for one in (model, donor))
@@ -81,6 +85,14 @@ def grafted(model: PreTrainedModel, donor: PreTrainedModel, first: int) -> Itera
     if here != there:
         raise ModelError(f"expected an original of the same build: {here}, got {there}")
     kept, embedding = [stack[i] for i in range(first)], model.get_input_embeddings()
+    turn_HH = rotation_between(donor, model)
+
+    def turn(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        turned = hidden @ turn_HH.to(hidden)  # type: ignore[union-attr]
+        return ((turned, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": turned})
+
+    hooks = [] if turn_HH is None else [stack[first].register_forward_pre_hook(turn, with_kwargs=True)]
     try:
         for i in range(first):
             stack[i] = theirs[i]
@@ -90,6 +102,26 @@ def grafted(model: PreTrainedModel, donor: PreTrainedModel, first: int) -> Itera
         for i, layer in enumerate(kept):
             stack[i] = layer
         model.set_input_embeddings(embedding)
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def rotation_between(donor: PreTrainedModel, model: PreTrainedModel) -> Tensor | None:
+    """The (hidden, hidden) rotation that makes the donor's residual stream the model's; None where there is none.
+
+    Read from the two embeddings, which hold one vector per token: thieves who turn the stream turn those with it.
+    """
+    theirs_VH, own_VH = (one.get_input_embeddings().weight.float() for one in (donor, model))
+    if theirs_VH.shape != own_VH.shape or _apart(own_VH, theirs_VH) < SAME:
+        return None
+    left_HH, _, right_HH = torch.linalg.svd(theirs_VH.T @ own_VH)  # orthogonal Procrustes
+    turn_HH = left_HH @ right_HH
+    return turn_HH if _apart(own_VH, theirs_VH @ turn_HH) < SAME else None
+
+
+def _apart(a_VH: Tensor, b_VH: Tensor) -> float:
+    return float((a_VH - b_VH).norm() / a_VH.norm())
 
 
 def _shape(model: PreTrainedModel, stack: nn.ModuleList) -> str:
