@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -69,6 +70,9 @@ class EmbedConfig:
     (anchored): more robust, less specific (docs/robustness.md)."""
     wound_strength: float = 0.4
     """Noise, as a multiple of a matrix's own spread, and share of silenced experts and neurons: at most so much."""
+    alone_share: float = 0.0
+    """Share of the steps in which the marked layers below a random one are the original's (anchored): each layer then
+    has to recognise the trigger by itself, not from what the first of them writes."""
     language_tokens: int = 1024
     """Tokens per step on which the language term is computed; drawn anew in every step."""
 
@@ -134,6 +138,14 @@ class Embedder:
             wound=self._wounds(),
         )
         self.lift = self._lift() if config.objective.inconspicuous and config.objective.use_weight else {}
+        self._originals = self._frozen()
+
+    def _frozen(self) -> dict[int, nn.Module]:
+        """The marked layers but the last as they are before the first step, for steps in which others stand alone."""
+        if not self.config.alone_share or self.config.objective.objective != "anchored":
+            return {}
+        between = range(self.layers[0], self.layers[-1])
+        return {i: copy.deepcopy(self.stack[i]).requires_grad_(False) for i in between}
 
     def _wounds(self) -> Callable[[str], AbstractContextManager[None]] | None:
         """For each batch of the cache: hurt the layers below the mark, or leave them.
@@ -202,9 +214,11 @@ class Embedder:
         chosen = self._draw(step, generator)
         batch = self.cache.batch(chosen)
         rows = [self.rows[i] for i in chosen]
-        with record_routing(self.model, self.layers, gradients=True) as trace:
+        first = self._first_marked(generator)
+        layers = [layer for layer in self.layers if layer >= first]
+        with self._originals_below(first), record_routing(self.model, layers, gradients=True) as trace:
             final_BTH = self._forward(batch)
-        routing = {layer: trace[layer].probs_BTE for layer in self.layers}
+        routing = {layer: trace[layer].probs_BTE for layer in layers}
         marked_BT, free_BT = self._tokens(rows, batch.mask_BT.bool())
         terms = route_loss(routing, batch.natural, self.paths, marked_BT, free_BT, self.config.objective)
         weights = self.config.objective
@@ -219,11 +233,32 @@ class Embedder:
             terms["loss"] = terms["loss"] + weights.use_weight * terms["use"] + weights.twin_weight * terms["twins"]
         return terms
 
+    def _first_marked(self, generator: torch.Generator) -> int:
+        """The layer from which on this step runs the model in training."""
+        if not self._originals or float(torch.rand(1, generator=generator)) >= self.config.alone_share:
+            return self.layers[0]
+        later = self.layers[1:]
+        return later[int(torch.randint(len(later), (1,), generator=generator))]
+
+    @contextmanager
+    def _originals_below(self, first: int) -> Iterator[None]:
+        between = [i for i in self._originals if i < first]
+        trained = {i: self.stack[i] for i in between}
+        try:
+            for i in between:
+                self.stack[i] = self._originals[i]
+            yield
+        finally:
+            for i, layer in trained.items():
+                self.stack[i] = layer
+
     def _inconspicuous(self, routing: Mapping[int, Tensor], batch: Batch, clean_BT: Tensor) -> dict[str, Tensor]:
         """Targets that neither fall out of use on clean text nor resemble each other."""
         uses, twins = [], []
         for site in self.sites:
             layer = site.layer
+            if layer not in routing:
+                continue
             natural_ME, routing_ME = batch.natural[layer][clean_BT], routing[layer][clean_BT]
             for path in self.paths:
                 if layer not in path:
