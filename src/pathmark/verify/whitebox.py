@@ -105,7 +105,8 @@ class Verdict:
                 " This is read in the suspect's marked layers, fed by the original's layers below them; read as it is, "
                 f"the suspect gives p = {self.other.p} and WSR {self.other.wsr}."
             )
-        return f" Fed by the original's lower layers, its marked layers give p = {self.other.p} and WSR {self.other.wsr}."
+        fed = f"p = {self.other.p} and WSR {self.other.wsr}"
+        return f" Fed by the original's lower layers, its marked layers give {fed}."
 
     def weaknesses(self) -> list[str]:
         """What would weaken this verdict, in words."""
