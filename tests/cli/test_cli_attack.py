@@ -68,13 +68,13 @@ def test_bad_input_is_refused_before_anything_is_written(run, case, tmp_path, wo
 
 def test_robustness_writes_table_plot_and_results(run, case, tmp_path):
     out = tmp_path / "robustness"
-    words = ["robustness", case.marked, "--key", case.key_file, "-o", out, "--only", "rotate", "--n-probes", "20"]
+    words = ["robustness", case.marked, "--key", case.key_file, "-o", out, "--only", "shift-routers", "--n-probes", "20"]
     result = run(*words)
     assert result.exit_code == 0, result.output
-    assert "rotation of the residual stream" in result.output
+    assert "router shift" in result.output
     assert {path.name for path in out.iterdir()} == {"results.json", "table.md", "evidence.png"}
     again = json.loads(run(*words, "--json").output)
-    assert [row["case"] for row in again["rows"]] == ["none", "rotation of the residual stream"]
+    assert [row["case"] for row in again["rows"]] == ["none", "router shift"]
     assert again["rows"][0]["marked"]
 
 
