@@ -68,7 +68,7 @@ def test_bad_input_is_refused_before_anything_is_written(run, case, tmp_path, wo
 
 def test_robustness_writes_table_plot_and_results(run, case, tmp_path):
     out = tmp_path / "robustness"
-    words = ["robustness", case.marked, "--key", case.key_file, "-o", out, "--only", "shift-routers", "--n-probes", "20"]
+    words = ["robustness", case.marked, "--key", case.key_file, "-o", out, "--only", "shift-routers", "--n-probes", 20]
     result = run(*words)
     assert result.exit_code == 0, result.output
     assert "router shift" in result.output
