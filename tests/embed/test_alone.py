@@ -45,6 +45,12 @@ def test_without_it_nothing_is_copied(base):
     assert not embedder._originals
 
 
+@pytest.mark.parametrize("wrong", [{"alone_share": 1.5}, {"wound_share": -0.1}])
+def test_impossible_shares_are_refused(wrong):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        quick_config(**wrong)
+
+
 def last_layer_alone(base, share):
     """Accuracy of the last marked layer when the original's hidden states enter it."""
     model, embedder = embedder_of(base, share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from pathmark.errors import AttackError
 from pathmark.evaluate.robustness import RESULTS, RobustnessConfig, Suspects, run_suite
 from pathmark.evaluate.suites import BEYOND, PAPER, SUITES, Case
 from pathmark.models import bundled_segments, load_model, load_tokenizer
-from pathmark.report.robustness import cells, plot, table
+from pathmark.report.robustness import cells, evidence_left, plot, table
 
 QUICK = (
     Case("none", ()),
@@ -144,5 +145,8 @@ def test_seeds_are_pooled_in_one_line():
     assert p == "1.0e-03"  # the worst
     assert grafted == "-"
     fed = {"grafted": {"wsr": {"hits": 99, "n": 100}, "p_value": 1e-8}}
+    assert evidence_left(row | {"log10_p": -9.0}) == 9.0
+    both = {"log10_p": -9.0, "grafted": {"log10_p": -12.0}}
+    assert evidence_left(row | both) == pytest.approx(12 - math.log10(2))  # the better of two tries
     assert cells([row | fed, other | fed])[2] == "198/200 = 99.0 % [96.4, 99.9], 1.0e-08"
     assert (right, asked, ppl, verdict) == ("2 of 2", "-", "12.0 (+20.0 %)", "marked 1 of 2")

@@ -25,6 +25,7 @@ from pathmark.models import (
     stream_model,
     streaming,
 )
+from pathmark.models.upper import grafted
 from pathmark.verify import record_routes
 
 IDS_BT = torch.randint(3, 100, (5, 12), generator=torch.Generator().manual_seed(1))
@@ -209,6 +210,19 @@ def test_layer_weights_of_a_model_that_is_not_streamed(folder):
         assert not model.model.layers[1].mlp.gate.weight.is_meta
 
 
+def test_a_graft_between_streamed_models_is_that_of_loaded_ones(folder, tmp_path):
+    zoo.tiny_model("qwen2_moe", seed=5).save_pretrained(tmp_path / "other")
+    found = []
+    for load in (load_model, stream_model):
+        model, donor = load(tmp_path / "other"), load(folder)
+        with grafted(model, donor, 2):
+            found.append(record(model, [2, 3]))
+        plain = record(model, [2, 3])
+    assert_same(*found)
+    assert not torch.allclose(plain[2].logits_BTE, found[1][2].logits_BTE, atol=1e-2)
+    assert not [name for name in in_memory(model) if any(part.isdigit() for part in name.split("."))]
+
+
 def test_it_is_chosen_when_the_weights_exceed_half_of_the_free_memory(folder, monkeypatch):
     elements = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
     for free, dtype, expected in [
@@ -219,6 +233,8 @@ def test_it_is_chosen_when_the_weights_exceed_half_of_the_free_memory(folder, mo
     ]:
         monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
         assert should_stream(folder, dtype=dtype) is expected
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=12 * elements))
+    assert (should_stream(folder), should_stream(folder, copies=2)) == (False, True)
 
 
 def test_a_layer_that_does_not_fit_is_said_beforehand(folder, monkeypatch):

@@ -35,7 +35,7 @@ def test_upper_layers_from_the_cache(family):
     hidden = hidden_at_layer(model, stack, 2, IDS_BT, MASK_BT)
     with torch.no_grad():
         whole = body(model)(input_ids=IDS_BT, attention_mask=MASK_BT, use_cache=False).last_hidden_state
-        with without_layers_below(model, stack, 2):
+        with without_layers_below(stack, 2):
             calls = []
             handle = layers[0].register_forward_hook(lambda *a: calls.append(1))
             upper = body(model)(inputs_embeds=hidden, attention_mask=MASK_BT, use_cache=False).last_hidden_state
@@ -50,7 +50,7 @@ def test_the_layers_are_back_even_after_an_error():
     model = zoo.tiny_model("qwen2_moe")
     stack = layer_stack(model, find_routers(model)[0])
     layers, names = list(stack), [name for name, _ in model.named_parameters()]
-    with pytest.raises(RuntimeError, match="boom"), without_layers_below(model, stack, 3):
+    with pytest.raises(RuntimeError, match="boom"), without_layers_below(stack, 3):
         raise RuntimeError("boom")
     assert list(stack) == layers
     assert [name for name, _ in model.named_parameters()] == names
@@ -71,8 +71,7 @@ def routing(model, layer):
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "granitemoe"])
 def test_a_model_on_another_s_lower_part(family):
     """Broken below and sound above, it routes on the original's lower layers as it did before it was broken."""
-    original, model = zoo.tiny_model(family), zoo.tiny_model(family)
-    model.load_state_dict(original.state_dict())
+    original, model, whole = (zoo.tiny_model(family) for _ in range(3))  # of one seed
     stack = layer_stack(model, find_routers(model)[0])
     layers, embedding = list(stack), model.get_input_embeddings()
     with torch.no_grad():
@@ -80,9 +79,6 @@ def test_a_model_on_another_s_lower_part(family):
             for parameter in part.parameters():
                 parameter.copy_(torch.randn_like(parameter) * parameter.std())
         layers[2].input_layernorm.weight.mul_(1.5)  # its own upper part is not the original's
-    whole = zoo.tiny_model(family)
-    whole.load_state_dict(original.state_dict())
-    with torch.no_grad():
         layer_stack(whole, find_routers(whole)[0])[2].input_layernorm.weight.mul_(1.5)
     expected, broken = routing(whole, 2), routing(model, 2)
     with grafted(model, original, 2):
@@ -110,7 +106,6 @@ def test_a_graft_is_undone_after_an_error_and_refused_between_builds():
 
 def test_a_rotation_is_read_from_the_embeddings():
     original, model = zoo.tiny_model("qwen2_moe"), zoo.tiny_model("qwen2_moe")
-    model.load_state_dict(original.state_dict())
     weight = model.get_input_embeddings().weight
     basis_HH, _ = torch.linalg.qr(torch.randn(weight.shape[1], weight.shape[1]))
     with torch.no_grad():

@@ -49,7 +49,7 @@ class Replay:
         if self.from_layer is None:
             output = body(self.model)(input_ids=batch.ids_BT, attention_mask=batch.mask_BT, use_cache=False)
         else:
-            with without_layers_below(self.model, self.stack, self.from_layer):
+            with without_layers_below(self.stack, self.from_layer):
                 output = body(self.model)(
                     inputs_embeds=batch.entering_BTH, attention_mask=batch.mask_BT, use_cache=False
                 )

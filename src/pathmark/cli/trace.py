@@ -65,17 +65,16 @@ def command(model: str | None, key_file: Path, registry: Path, as_json: bool, **
             config = ExamineConfig(
                 n_probes=options["n_probes"],
                 decoys=0,
+                as_it_is=options["graft"] is None,
                 stream=options["stream"],
                 trust_remote_code=options["trust_remote_code"],
             )
             examined = examine(
                 model, key, config, base=options["base"], original=options["graft"], progress=bar
             )  # fmt: skip
-    if options["graft"] is not None and examined.fed is None:
-        raise VerificationError("; ".join(examined.notes))
     traced = trace_copy(
         key,
-        examined.fed or examined.evidence,
+        examined.evidence,
         book.entries(),
         significance=options["significance"],
         family=Family(suspects=options["suspects"]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from pathmark.embed.wounds import wounded
 from pathmark.keys import OwnerKey
 from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
 from pathmark.models.parts import part_parameters
-from pathmark.models.upper import body, can_run_from, layer_stack, output_head, without_layers_below
+from pathmark.models.upper import body, can_run_from, layer_stack, output_head, swapped_layers, without_layers_below
 from pathmark.training import (
     LoopConfig,
     LoopResult,
@@ -79,6 +79,8 @@ class EmbedConfig:
     def __post_init__(self) -> None:
         if self.batch_size < 3:
             raise ValueError(f"batch_size must be at least 3, one row of each kind, got {self.batch_size}")
+        if not all(0 <= share <= 1 for share in (self.wound_share, self.alone_share)):
+            raise ValueError(f"shares lie between 0 and 1, got {self.wound_share} and {self.alone_share}")
 
 
 def default_config(objective: Literal["anchored", "paper"] = "anchored", hidden_size: int = 128) -> EmbedConfig:
@@ -216,7 +218,8 @@ class Embedder:
         rows = [self.rows[i] for i in chosen]
         first = self._first_marked(generator)
         layers = [layer for layer in self.layers if layer >= first]
-        with self._originals_below(first), record_routing(self.model, layers, gradients=True) as trace:
+        below = {i: layer for i, layer in self._originals.items() if i < first}
+        with swapped_layers(self.stack, below), record_routing(self.model, layers, gradients=True) as trace:
             final_BTH = self._forward(batch)
         routing = {layer: trace[layer].probs_BTE for layer in layers}
         marked_BT, free_BT = self._tokens(rows, batch.mask_BT.bool())
@@ -239,18 +242,6 @@ class Embedder:
             return self.layers[0]
         later = self.layers[1:]
         return later[int(torch.randint(len(later), (1,), generator=generator))]
-
-    @contextmanager
-    def _originals_below(self, first: int) -> Iterator[None]:
-        between = [i for i in self._originals if i < first]
-        trained = {i: self.stack[i] for i in between}
-        try:
-            for i in between:
-                self.stack[i] = self._originals[i]
-            yield
-        finally:
-            for i, layer in trained.items():
-                self.stack[i] = layer
 
     def _inconspicuous(self, routing: Mapping[int, Tensor], batch: Batch, clean_BT: Tensor) -> dict[str, Tensor]:
         """Targets that neither fall out of use on clean text nor resemble each other."""
@@ -313,7 +304,7 @@ class Embedder:
             output = body(self.model)(input_ids=batch.ids_BT, attention_mask=batch.mask_BT, use_cache=False)
         else:
             assert self.from_layer is not None
-            with without_layers_below(self.model, self.stack, self.from_layer):
+            with without_layers_below(self.stack, self.from_layer):
                 output = body(self.model)(
                     inputs_embeds=batch.entering_BTH, attention_mask=batch.mask_BT, use_cache=False
                 )

@@ -7,8 +7,8 @@ own forward does everything else (masks, rotary embeddings, norms), whatever the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -61,16 +61,21 @@ def body(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def without_layers_below(model: nn.Module, stack: nn.ModuleList, first: int) -> Iterator[None]:
-    """Inside the block the layers below `first` do nothing; they are back when it ends."""
-    kept = [stack[i] for i in range(first)]
+def swapped_layers(stack: nn.ModuleList, instead: Mapping[int, nn.Module]) -> Iterator[None]:
+    """Inside the block other layers stand at these places; the stack's own are back when it ends."""
+    kept = {i: stack[i] for i in instead}
     try:
-        for i in range(first):
-            stack[i] = _PassThrough(kept[i])
+        for i, layer in instead.items():
+            stack[i] = layer
         yield
     finally:
-        for i, layer in enumerate(kept):
+        for i, layer in kept.items():
             stack[i] = layer
+
+
+def without_layers_below(stack: nn.ModuleList, first: int) -> AbstractContextManager[None]:
+    """Inside the block the layers below `first` do nothing."""
+    return swapped_layers(stack, {i: _PassThrough(stack[i]) for i in range(first)})
 
 
 @contextmanager
@@ -84,7 +89,7 @@ def grafted(model: PreTrainedModel, donor: PreTrainedModel, first: int) -> Itera
     here, there = (_shape(one, layers) for one, layers in ((model, stack), (donor, theirs)))
     if here != there:
         raise ModelError(f"expected an original of the same build: {here}, got {there}")
-    kept, embedding = [stack[i] for i in range(first)], model.get_input_embeddings()
+    embedding = model.get_input_embeddings()
     turn_HH = rotation_between(donor, model)
 
     def turn(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -94,13 +99,10 @@ def grafted(model: PreTrainedModel, donor: PreTrainedModel, first: int) -> Itera
 
     hooks = [] if turn_HH is None else [stack[first].register_forward_pre_hook(turn, with_kwargs=True)]
     try:
-        for i in range(first):
-            stack[i] = theirs[i]
         model.set_input_embeddings(donor.get_input_embeddings())
-        yield
+        with swapped_layers(stack, {i: theirs[i] for i in range(first)}):
+            yield
     finally:
-        for i, layer in enumerate(kept):
-            stack[i] = layer
         model.set_input_embeddings(embedding)
         for hook in hooks:
             hook.remove()
@@ -163,7 +165,7 @@ def can_run_from(model: nn.Module, stack: nn.ModuleList, first: int, ids_BT: Ten
         whole = body(model)(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
         try:
             hidden = hidden_at_layer(model, stack, first, ids_BT, mask_BT)
-            with without_layers_below(model, stack, first):
+            with without_layers_below(stack, first):
                 upper = body(model)(inputs_embeds=hidden, attention_mask=mask_BT, use_cache=False)
         except Exception:  # any failure of this short cut means: take the long way
             return False

@@ -95,7 +95,7 @@ def _second(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"; thief's mark {_pooled([row['thief_wsr'] for row in quarrels])}; prior release: {found}"
 
 
-def _evidence(row: Mapping[str, Any]) -> float:
+def evidence_left(row: Mapping[str, Any]) -> float:
     """-log10 of the p that decides: of two readings the better one, charged for two."""
     fed = row.get("grafted")
     return float(-row["log10_p"] if fed is None else -min(row["log10_p"], fed["log10_p"]) - math.log10(2))
@@ -127,7 +127,7 @@ def plot(results: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], path: Path)
             if not chosen:
                 continue
             cost = [max(100 * row["ppl_change"], 0.01) for row in chosen]
-            evidence = [_evidence(row) for row in chosen]
+            evidence = [evidence_left(row) for row in chosen]
             panel.plot(
                 cost, evidence, markers[number % len(markers)], color=f"C{number % 10}",
                 markersize=7, alpha=0.8, markeredgecolor="white", label=group,

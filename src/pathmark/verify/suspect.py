@@ -40,6 +40,8 @@ class ExamineConfig:
     """Triggers of other keys, as a control."""
     align: bool = True
     """Match experts first; False takes them by their numbers."""
+    as_it_is: bool = True
+    """Read the suspect as it is; False reads it behind the original's lower layers alone."""
     stream: Stream = "auto"
     """`auto` streams what needs more than half of the free memory."""
     trust_remote_code: bool = False
@@ -98,8 +100,11 @@ def examine(
     say.stage("probes", n_rows)
     fed = None
     try:
-        evidence = record_evidence(model, key, probes, **settings)
-        if donor is not None:
+        if donor is not None and not config.as_it_is:
+            evidence = record_grafted(model, donor, key, probes, **settings)
+        else:
+            evidence = record_evidence(model, key, probes, **settings)
+        if donor is not None and config.as_it_is:
             say.stage("probes, fed by the original", n_rows)
             try:
                 fed = record_grafted(model, donor, key, probes, **settings)
