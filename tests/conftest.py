@@ -17,8 +17,16 @@ if TYPE_CHECKING:
 # Before torch and transformers are imported: they read these once.
 os.environ.update(QUIET, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
 
+import torch
+
 for folder in ("models", "embed", "verify", "attacks"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_every_time() -> None:
+    """Tests draw from torch's global generator as well; which numbers they get does not depend on their order."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
