@@ -23,6 +23,7 @@ from embedding_results import recipe as recipe_of
 from pathmark.embed import MarkConfig
 from pathmark.evaluate.marking import mark_model
 from pathmark.evaluate.suites import SUITES
+from pathmark.keys import Registry
 from pathmark.models import bundled_probes, bundled_segments
 from pathmark.report.robustness import adversaries, plot, table
 
@@ -36,13 +37,19 @@ TITLES = {
 
 
 def mark(recipe: str, seed: int, work: Path) -> None:
-    """Both phases by default; the paper's objective with the paper's own kind of trigger, paths only."""
+    """Both phases by default; the paper's objective with the paper's own kind of trigger, paths only.
+
+    And a second licensee's copy, for the thief who has two.
+    """
     folder = work / f"{recipe}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
+    fresh = make_key(seed, trigger=None if recipe == "anchored" else "@@@@@@@@")
+    key = embed(recipe, seed, folder, fresh)
+    licensee, _ = Registry(folder / "licensees.db").issue(fresh, "Second Ltd")
+    (folder / "copy").mkdir(exist_ok=True)
+    embed(recipe, seed, folder / "copy", fresh.with_id(licensee.id))
     if recipe != "anchored":
-        embed(recipe, seed, folder, make_key(seed, trigger="@@@@@@@@"))
         return
-    key = embed(recipe, seed, folder, make_key(seed))
     marked = mark_model(
         str(folder / "paths"), key, folder / "marked", bundled_segments(), bundled_probes(),
         recipe_of(recipe), marks=MarkConfig(), paths=False,
@@ -56,7 +63,7 @@ def run(recipe: str, seed: int, work: Path, corpus: Path | None, more: list[str]
     command = [
         str(Path(sys.executable).with_name("pathmark")), "robustness", str(folder / "paths"),
         "--key", str(folder / "owner.key"), "--base", "bundled:tiny", "-o", str(folder / "robustness"),
-        "--seed", str(seed), *more,
+        "--sibling", str(folder / "copy" / "paths"), "--seed", str(seed), *more,
     ]  # fmt: skip
     command += ["--corpus", str(corpus)] if corpus is not None else []
     subprocess.run(command, check=True, env=os.environ | {"PATHMARK_PASSPHRASE": PASSPHRASE})

@@ -72,6 +72,24 @@ def test_with_the_original_rows_have_both_readings(suspects, case, tmp_path):
     assert rows["dropped"]["status"] == "measured"
 
 
+def test_a_second_copy_is_asked_for_and_then_mixed_in(suspects, case, tmp_path):
+    """Two licensees average their copies: what the one holds is thinned out, what they share stays."""
+    kit = replace(suspects.kit, base=load_model(case.base))
+    pair = (Case("two copies", (("average", {"weight": 0.5}),), sibling=True),)
+    alone = Suspects(suspects.model, suspects.key, kit, suspects.config)
+    refused = run_suite(alone, pair, tmp_path, facts=FACTS)["rows"]
+    assert refused[0]["status"] == "refused"
+    assert "--sibling" in refused[0]["reason"]
+    twin = Suspects(suspects.model, suspects.key, replace(kit, sibling=suspects.model), suspects.config)
+    (row,) = run_suite(twin, pair, tmp_path, facts=FACTS)["rows"]  # what was refused is tried again
+    assert row["marked"]
+    assert row["ppl_change"] == pytest.approx(0, abs=1e-6)  # the mean of a model with itself
+    other = Suspects(suspects.model, suspects.key, replace(kit, sibling=kit.base), suspects.config)
+    (mixed,) = run_suite(other, pair, tmp_path / "other", facts=FACTS)["rows"]
+    assert mixed["accuracy"] < row["accuracy"]
+    assert mixed["grafted"] is not None  # read behind the original, not behind the copy
+
+
 def test_a_model_without_the_mark_is_refused_before_any_attack(suspects, case, tmp_path):
     unmarked = Suspects(load_model(case.base), case.key, suspects.kit, suspects.config)
     with pytest.raises(AttackError, match="does not carry this key's mark"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -22,6 +22,8 @@ class Kit:
     """Ordinary text, which the thief has enough of; none of it is used to measure the mark."""
     base: PreTrainedModel | None = None
     """The unmarked model, or a sibling of the same shapes, where one is public."""
+    sibling: PreTrainedModel | None = None
+    """Another licensee's copy, where two have met; a suite's attacks on pairs of copies take it for the base."""
     layers: Sequence[int] = ()
     """The watermarked layers, where they are known; otherwise attacks take all."""
     targets: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -52,6 +54,12 @@ class Kit:
         if self.base is None:
             raise AttackError("this attack needs a second model of the same shapes; give it with --base")
         return self.base
+
+    def beside_sibling(self) -> Kit:
+        """The same thief with the second copy as the other model, or a refusal."""
+        if self.sibling is None:
+            raise AttackError("this attack needs another licensee's copy; give it with --sibling")
+        return replace(self, base=self.sibling)
 
     def known_targets(self) -> Mapping[int, Sequence[int]]:
         """The target experts, or a refusal."""

@@ -14,6 +14,7 @@ from pathmark.errors import AttackError
 EXAMPLES = """\b
 Examples:
   pathmark robustness marked --key owner.key --base bundled:tiny -o robustness --hours 2
+  pathmark robustness marked --key owner.key --base bundled:tiny --sibling marked-for-alpha -o robustness
   pathmark robustness marked --key owner.key -o robustness --suite paper
   pathmark robustness marked --key owner.key -o robustness --only gptq --only fine-prune
   pathmark robustness marked --key owner.key --corpus thief.txt --trials 25 -o robustness --json
@@ -32,6 +33,7 @@ Examples:
 @click.option("--skip", multiple=True, metavar="ATTACK", help="All but these; also search and forgery.")
 @click.option("--hours", type=float, help="Time budget. Rows that would exceed it are listed as not run.")
 @click.option("--base", help="The unmarked original, for attacks that compare with it.")
+@click.option("--sibling", help="Another licensee's copy, for a thief who has two.")
 @click.option("--corpus", type=click.Path(path_type=Path), help="The thief's text. Default: bundled.")
 @click.option(
     "--n-probes", type=click.IntRange(4), default=100, show_default=True, help="The key's texts to measure on."
@@ -67,7 +69,10 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
         bar.stage("loading", None)
         suspect = load_model(model, trust_remote_code=trusted)
         use_fast_experts(suspect)
-        base = None if options["base"] is None else load_model(options["base"], trust_remote_code=trusted)
+        base, sibling = (
+            None if source is None else load_model(source, trust_remote_code=trusted)
+            for source in (options["base"], options["sibling"])
+        )
         if base is not None:
             use_fast_experts(base)
         first = key.watermarks[0]
@@ -75,6 +80,7 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
             tokenizer=load_tokenizer(model, trust_remote_code=trusted),
             texts=texts,
             base=base,
+            sibling=sibling,
             layers=sorted({layer for mark in key.watermarks for layer in mark.layers}),
             targets={layer: first.targets(layer) for layer in first.layers},
             progress=bar,

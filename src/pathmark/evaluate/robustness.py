@@ -73,6 +73,7 @@ class Suspects:
     def attacked(self, case: Case) -> tuple[PreTrainedModel, OwnerKey | None]:
         """The model after the case's attacks, one after the other; with the thief's key where it embedded one."""
         model, thief = self.model, None
+        kit = self.kit.beside_sibling() if case.sibling else self.kit
         for name, settings in case.steps:
             attack = find_attack(name)
             given = dict(settings)
@@ -80,9 +81,9 @@ class Suspects:
                 given.setdefault("seed", self.config.seed)
             config = attack.configure(**given)
             if isinstance(config, Overwrite):
-                model, thief = overwrite_with_key(model, config, self.kit)
+                model, thief = overwrite_with_key(model, config, kit)
             else:
-                model = attack.run(model, config, self.kit)
+                model = attack.run(model, config, kit)
         return model, thief
 
     def measure(self, case: Case) -> dict[str, Any]:
@@ -181,7 +182,7 @@ def run_suite(
     wanted = {case.name: case.record() for case in cases}
     results["rows"] = [  # what is there, but for rows that this run makes or that had other settings
         row for row in results["rows"]
-        if row["status"] != "not run" and row["steps"] == wanted.get(row["case"], row["steps"])
+        if row["status"] not in ("not run", "refused") and row["steps"] == wanted.get(row["case"], row["steps"])
     ]  # fmt: skip
     done = {(row["case"], row["seed"]) for row in results["rows"]}
     deadline = None if config.hours is None else time.monotonic() + 3600 * config.hours

@@ -19,6 +19,8 @@ class Case:
     """(attack, settings) in order."""
     minutes: float = 0.5
     """About how long it takes on the bundled model on one core; a time budget starts from this guess."""
+    sibling: bool = False
+    """The thief's other model is another licensee's copy instead of the original."""
 
     def record(self) -> list[dict[str, Any]]:
         """The steps as a results file keeps them."""
@@ -110,6 +112,10 @@ BEYOND: tuple[Case, ...] = (
     _case("router distillation", "distill-routers", 4.0),
     _case("routers redrawn, then distilled", "distill-routers", 4.0, reinitialise=True),
     *(_case(f"average with the original, {100 * w:.0f} % stolen", "average", weight=w) for w in (0.7, 0.5, 0.3)),
+    *(
+        Case(f"average with another copy, {100 * w:.0f} % stolen", (("average", {"weight": w}),), sibling=True)
+        for w in (0.7, 0.5)
+    ),
     *(_case(f"DARE, density {d:g}", "dare-ties", method="dare", density=d) for d in (0.5, 0.1)),
     *(_case(f"TIES, density {d:g}", "dare-ties", method="ties", density=d) for d in (0.5, 0.2)),
     *(_case(f"weight noise, {s:g}", "weight-noise", scale=s) for s in (0.02, 0.05, 0.1, 0.2)),
