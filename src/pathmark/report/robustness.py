@@ -120,7 +120,7 @@ def plot(results: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], path: Path)
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(results), squeeze=False)[0]
     groups = sorted({row["group"] for _, rows in results for row in rows if row["status"] == "measured"})
-    markers = "osD^v<>PX*hp"
+    markers, shown = "osD^v<>PX*hp", {}
     for panel, (name, rows) in zip(panels, results, strict=True):
         for number, group in enumerate(groups):
             chosen = [row for row in rows if row["status"] == "measured" and row["group"] == group]
@@ -128,7 +128,7 @@ def plot(results: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], path: Path)
                 continue
             cost = [max(100 * row["ppl_change"], 0.01) for row in chosen]
             evidence = [evidence_left(row) for row in chosen]
-            panel.plot(
+            (shown[group],) = panel.plot(
                 cost, evidence, markers[number % len(markers)], color=f"C{number % 10}",
                 markersize=7, alpha=0.8, markeredgecolor="white", label=group,
             )  # fmt: skip
@@ -139,5 +139,11 @@ def plot(results: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], path: Path)
         panel.set_ylabel("evidence left, -log10 p")
         panel.set_title(name)
         panel.grid(alpha=0.25)
-    panels[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    panels[-1].legend(
+        handles=[shown[group] for group in groups],
+        fontsize=7,
+        loc="center left",
+        bbox_to_anchor=(1.01, 0.5),
+        frameon=False,
+    )
     figure.savefig(path, dpi=120)
