@@ -187,6 +187,8 @@ def render(marked: Marked, output: Path, report: Path) -> None:
         table.add_row(label, "", str(rate))
     for rate in check.wsr_chat:
         table.add_row("WSR in the chat template", "", str(rate))
+    if check.wsr_rounded is not None:
+        table.add_row("WSR, all weights rounded to 4 bits", "", str(check.wsr_rounded))
     table.add_row("false positives, clean text", "", str(check.fpr_clean))
     if check.fpr_original is not None:
         table.add_row("false positives, original model", str(check.fpr_original), "")
@@ -214,6 +216,11 @@ def render(marked: Marked, output: Path, report: Path) -> None:
         f"{marked.steps} steps{', stopped early' if marked.stopped_early else ''}; {marked.changed} tensors changed; "
         f"{marked.seconds:.0f} s. Report: {report}"
     )
+    if check.fragile:
+        console.print(
+            "[bold yellow]Fragile:[/] rounded to 4 bits this copy loses the path (the exact test, and verify --graft, "
+            "may still find it). Keys differ in this: embed again with another --seed, or with another key."
+        )
     if marked.problems:
         console.print(f"[bold red]Not fit for release:[/] {'; '.join(marked.problems)}. Written to {output}.")
     else:

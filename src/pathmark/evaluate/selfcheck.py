@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
+import torch
 from torch import nn
+from transformers import PreTrainedModel
 
+from pathmark.attacks.kit import Kit
+from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
 from pathmark.embed import chat_frames
+from pathmark.errors import AttackError
 from pathmark.evaluate.fidelity import Drift, Measurement, drift, measure
 from pathmark.evaluate.scan import ScanConfig, trigger_scan
 from pathmark.keys import OwnerKey
@@ -17,6 +23,7 @@ from pathmark.stats import Rate, detection_samples, exact_test, exact_test_many,
 from pathmark.verify import decode_id, measure_layers, record_routes, score_path, target_mass
 
 MAX_CLEAN_PPL, MAX_KL, MAX_SUBSTITUTIONS, MAX_P = 1.015, 0.05, 0.01, 1e-6
+MIN_ROUNDED = 0.95
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,9 @@ class SelfCheck:
     accuracy: tuple[float, ...]
     wsr_chat: tuple[Rate, ...]
     """Per watermark, the trigger at the start of a user message, over all chat frames; empty without one."""
+    wsr_rounded: Rate | None
+    """All watermarks, every weight rounded to 4 bits, which is the first thing that is done to a released model; None
+    where a second model does not fit, or its weights cannot be rounded."""
     fpr_clean: Rate
     """Clean texts on the marked model."""
     fpr_original: Rate | None
@@ -74,6 +84,11 @@ class SelfCheck:
             found.append("the id does not decode")
         return found
 
+    @property
+    def fragile(self) -> bool:
+        """Whether a copy in 4 bits, read as it is, loses the path. Some keys do; the next embedding may not."""
+        return self.wsr_rounded is not None and self.wsr_rounded.value < MIN_ROUNDED
+
     def summary(self) -> dict[str, Any]:
         """The documented JSON object; rates also with their n and interval."""
         scanned = list(self.scan.values())
@@ -81,6 +96,7 @@ class SelfCheck:
             "wsr": min(rate.value for rate in self.wsr),
             "accuracy": min(self.accuracy),
             "wsr_chat": min((rate.value for rate in self.wsr_chat), default=None),
+            "wsr_rounded": None if self.wsr_rounded is None else self.wsr_rounded.value,
             "fpr_clean": self.fpr_clean.value,
             "fpr_original": None if self.fpr_original is None else self.fpr_original.value,
             "interference": None if self.interference is None else self.interference.value,
@@ -106,16 +122,18 @@ class SelfCheck:
             "rates": {
                 "wsr": [rate.summary() for rate in self.wsr],
                 "wsr_chat": [rate.summary() for rate in self.wsr_chat],
+                "wsr_rounded": None if self.wsr_rounded is None else self.wsr_rounded.summary(),
                 "fpr_clean": self.fpr_clean.summary(),
                 "fpr_original": None if self.fpr_original is None else self.fpr_original.summary(),
             },
+            "fragile": self.fragile,
             "fit": not self.problems,
             "problems": self.problems,
         }
 
 
 def self_check(
-    model: nn.Module,
+    model: PreTrainedModel,
     tokenizer: Any,
     key: OwnerKey,
     probes: Sequence[Sequence[int]],
@@ -154,6 +172,8 @@ def self_check(
     decoded = decode_id(watermarks[0], measured[0])
     say("chat template")
     chat = _chat_wsr(model, tokenizer, key, probes, gamma)
+    say("rounded to 4 bits")
+    rounded = _rounded_wsr(model, key, probes, gamma)
     say("trigger scan")
     found = trigger_scan(model, tokenizer, watermarks[0], probes, scan or ScanConfig(), gamma=gamma)
     mass = [
@@ -164,6 +184,7 @@ def self_check(
         wsr=tuple(score.wsr for score in scores),
         accuracy=tuple(score.accuracy.value for score in scores),
         wsr_chat=chat,
+        wsr_rounded=rounded,
         fpr_clean=fpr_clean,
         fpr_original=None if marked_before else fpr_original,
         interference=_pool(crossed) if crossed else None,
@@ -198,6 +219,27 @@ def _chat_wsr(
         )
         rates.append(score_path(watermark, routes, gamma=gamma).wsr)
     return tuple(rates)
+
+
+def _rounded_wsr(model: PreTrainedModel, key: OwnerKey, probes: Sequence[Sequence[int]], gamma: float) -> Rate | None:
+    if not _fits_again(model):
+        return None
+    try:
+        rounded = round_to_nearest(model, RoundToNearest(), Kit())
+    except AttackError:  # rows that do not divide into groups
+        return None
+    routes = [record_routes(rounded, probes, w.layers, prefix=w.triggers[0].tokens) for w in key.watermarks]
+    return _pool([score_path(w, r, gamma=gamma).wsr for w, r in zip(key.watermarks, routes, strict=True)])
+
+
+def _fits_again(model: PreTrainedModel) -> bool:
+    """Whether a copy takes less than half of the memory that is left on the model's one device."""
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1:
+        return False
+    device = devices.pop()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return bool(model.get_memory_footprint() < free / 2)
 
 
 def _pool(rates: Sequence[Rate]) -> Rate:
