@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
 from pathmark.embed import chat_frames
-from pathmark.errors import AttackError
+from pathmark.errors import AttackError, ModelError
 from pathmark.evaluate.fidelity import Drift, Measurement, drift, measure
 from pathmark.evaluate.scan import ScanConfig, trigger_scan
 from pathmark.keys import OwnerKey
@@ -226,7 +226,7 @@ def _rounded_wsr(model: PreTrainedModel, key: OwnerKey, probes: Sequence[Sequenc
         return None
     try:
         rounded = round_to_nearest(model, RoundToNearest(), Kit())
-    except AttackError:  # rows that do not divide into groups
+    except (AttackError, ModelError):  # rows that do not divide into groups, experts of another layout
         return None
     routes = [record_routes(rounded, probes, w.layers, prefix=w.triggers[0].tokens) for w in key.watermarks]
     return _pool([score_path(w, r, gamma=gamma).wsr for w, r in zip(key.watermarks, routes, strict=True)])
