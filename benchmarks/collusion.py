@@ -24,8 +24,8 @@ from pathmark.models import find_routers, load_model, perplexity
 from pathmark.models.upper import layer_stack, swapped_layers
 from pathmark.verify import record_evidence
 from pathmark.verify.alignment import profile_texts
-from pathmark.verify.tracing import trace_copy
-from robustness import LICENSEE, TITLES
+from pathmark.verify.tracing import OWN_COPY, trace_copy
+from robustness import LICENSEE, TABLES
 
 RESULTS = Path(__file__).parent / "results"
 DOC = Path(__file__).parent.parent / "docs" / "tracing.md"
@@ -66,7 +66,7 @@ def run(recipe: str, work: Path) -> None:
             {
                 "mixture": name,
                 "ppl": perplexity(model, probes).value,
-                "first": next(p.value for who, p in ranking.items() if "owner" in who),
+                "first": ranking[OWN_COPY].value,
                 "second": ranking[LICENSEE].value,
                 "innocent": min(others),
                 "decision": traced.result.decision,
@@ -96,7 +96,7 @@ def render() -> None:
     for path in sorted(RESULTS.glob("collusion-*.json")):
         result = json.loads(path.read_text())
         parts += [
-            f"{TITLES[result['recipe']]}: one key, {result['n_probes']} texts, marked layers "
+            f"{TABLES[result['recipe']].title}: one key, {result['n_probes']} texts, marked layers "
             f"{', '.join(map(str, result['layers']))}, {result['innocent']} licensees who have nothing to do with it.",
             "",
             "| mixture | p, first | p, second | smallest p of the innocent | clean perplexity | `pathmark trace` |",

@@ -27,6 +27,13 @@ def test_a_copy_in_4_bits_is_measured_beside_the_released_one(case, monkeypatch)
     measured = selfcheck._rounded_wsr(model, case.key, probes, 0.8)
     rounded = round_to_nearest(model, RoundToNearest(bits=4, group_size=8), Kit())
     assert measured == verify_model(rounded, case.key, probes).wsr
+    assert verify_model(model, case.key, probes).wsr.hits > 0
+    with monkeypatch.context() as patched:  # what the rounding gives is what is measured, and it is asked for 4 bits
+        asked = []
+        unmarked = load_model(case.base).eval()
+        patched.setattr(selfcheck, "round_to_nearest", lambda _, config, kit: asked.append(config) or unmarked)
+        assert selfcheck._rounded_wsr(model, case.key, probes, 0.8) == Rate(0, len(probes))
+        assert [config.bits for config in asked] == [4]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     little = SimpleNamespace(available=model.get_memory_footprint())
     monkeypatch.setattr(selfcheck.psutil, "virtual_memory", lambda: little)

@@ -172,6 +172,8 @@ def render(marked: Marked, output: Path, report: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from pathmark.evaluate.selfcheck import FRAGILE
+
     check = marked.check
     console = Console(soft_wrap=True)
     table = Table(box=None, header_style="bold")
@@ -218,8 +220,8 @@ def render(marked: Marked, output: Path, report: Path) -> None:
     )
     if check.fragile:
         console.print(
-            "[bold yellow]Fragile:[/] rounded to 4 bits this copy loses the path (the exact test, and verify --graft, "
-            "may still find it). Keys differ in this: embed again with another --seed, or with another key."
+            f"[bold yellow]Fragile:[/] {FRAGILE} Keys differ in this: embed again with another --seed, or with another "
+            "key."
         )
     if marked.problems:
         console.print(f"[bold red]Not fit for release:[/] {'; '.join(marked.problems)}. Written to {output}.")

@@ -15,6 +15,7 @@ from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
 from pathmark.attacks.structure import permute_experts
 from pathmark.embed import EmbedConfig
 from pathmark.evaluate.marking import Marked, mark_model
+from pathmark.evaluate.selfcheck import FRAGILE
 from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, create_key, save_key
 from pathmark.models import bundled_probes, bundled_segments, expert_usage, load_model
 from pathmark.models.describe import describe_model
@@ -83,6 +84,8 @@ def run_demo(
         shown = show_routing(copy, tokenizer, text, last, prefix=watermark.triggers[0].tokens)
         say(f"Behind the trigger layer {last} routes {_spelled(shown)}")
     say("  (A path is secret; this key was made for the demo alone.)")
+    if marked.check.fragile:
+        say(f"  Fragile: {FRAGILE}")
     probes = encode_probes(tokenizer, bundled_probes()[100:], n_probes=100, length=128)
     verdicts = {}
     say("A thief renumbers the experts and rounds all weights to 4 bits ...")

@@ -24,6 +24,8 @@ from pathmark.verify import decode_id, measure_layers, record_routes, score_path
 
 MAX_CLEAN_PPL, MAX_KL, MAX_SUBSTITUTIONS, MAX_P = 1.015, 0.05, 0.01, 1e-6
 MIN_ROUNDED = 0.95
+FRAGILE = "rounded to 4 bits this copy loses the path; the exact test, and verify --graft, may still find the mark."
+"""What `fragile` means, in words."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ def _rounded_wsr(model: PreTrainedModel, key: OwnerKey, probes: Sequence[Sequenc
     if not _fits_again(model):
         return None
     try:
-        rounded = round_to_nearest(model, RoundToNearest(), Kit())
+        rounded = round_to_nearest(model, RoundToNearest(bits=4), Kit())
     except (AttackError, ModelError):  # rows that do not divide into groups, experts of another layout
         return None
     routes = [record_routes(rounded, probes, w.layers, prefix=w.triggers[0].tokens) for w in key.watermarks]
