@@ -23,6 +23,10 @@ class EmbeddingError(PathmarkError, ValueError):
     """An embedding that may not start or could not finish."""
 
 
+class CheckpointError(EmbeddingError):
+    """A checkpoint that is damaged or belongs to another run."""
+
+
 class VerificationError(PathmarkError, ValueError):
     """Evidence that cannot be judged: no verdict, neither marked nor unmarked."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from attack_helpers import QUICK, Count, changed, routers, state
 
+from pathmark.attacks import finetuning
 from pathmark.attacks.finetuning import FineTune, TextBatches, fine_tune, language_loss
 from pathmark.attacks.kit import Kit
 from pathmark.errors import AttackError
@@ -61,6 +64,35 @@ def test_the_same_seed_gives_the_same_weights(mixtral, kit):
     runs = [fine_tune(mixtral, FineTune(epochs=1, seed=seed, **QUICK), kit) for seed in (1, 1, 2)]
     assert not changed(runs[0], runs[1])
     assert changed(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("train", ["all", "lora"])
+def test_interrupted_training_goes_on_to_the_same_weights(mixtral, kit, train, tmp_path, monkeypatch):
+    monkeypatch.setattr(finetuning, "CHECKPOINT_EVERY", 6)
+    config = FineTune(train=train, epochs=3, **QUICK)
+    told = Count()
+    kept = replace(kit, unfinished=tmp_path / "unfinished", progress=told)
+
+    def power_cut(epoch, now):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fine_tune(mixtral, config, kept, each_epoch=power_cut)
+    (checkpoint,) = kept.unfinished.iterdir()
+    assert checkpoint.stat().st_mode & 0o077 == 0
+    epochs = []
+    resumed = fine_tune(mixtral, config, kept, each_epoch=lambda epoch, now: epochs.append(epoch))
+    assert epochs == [2, 3]  # the first was done
+    assert told.stages[-1] == [f"fine-tuning ({train})", 18, 18]
+    assert not changed(resumed, fine_tune(mixtral, config, kit))
+    assert list(kept.unfinished.iterdir()) == [checkpoint]
+    other = fine_tune(resumed, config, kept)  # of other weights: another run, and from its start
+    assert len(list(kept.unfinished.iterdir())) == 2
+    assert not changed(other, fine_tune(resumed, config, kit))
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    with pytest.raises(AttackError, match="cannot be read; delete it"):
+        fine_tune(mixtral, config, kept)
 
 
 def test_fine_tuning_of_routers_changes_routers_only(model, kit):

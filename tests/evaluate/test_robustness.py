@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from pathmark.attacks import ATTACKS
+from pathmark.attacks import ATTACKS, finetuning
 from pathmark.attacks.kit import Kit
 from pathmark.errors import AttackError
-from pathmark.evaluate.robustness import RESULTS, RobustnessConfig, Suspects, run_suite
+from pathmark.evaluate.robustness import RESULTS, UNFINISHED, RobustnessConfig, Suspects, run_suite
 from pathmark.evaluate.suites import BEYOND, PAPER, SUITES, Case
 from pathmark.models import bundled_segments, load_model, load_tokenizer
+from pathmark.progress import Silent
 from pathmark.report.robustness import cells, evidence_left, plot, table
 
 QUICK = (
@@ -89,6 +90,32 @@ def test_a_second_copy_is_asked_for_and_then_mixed_in(suspects, case, tmp_path):
     assert mixed["accuracy"] < row["accuracy"]
 
 
+def test_training_that_was_interrupted_goes_on(suspects, tmp_path, monkeypatch):
+    monkeypatch.setattr(finetuning, "CHECKPOINT_EVERY", 2)
+    steps = []
+
+    class PowerCut(Silent):
+        def advance(self, count, note=""):
+            steps.append(count)
+            if len(steps) == 5:
+                raise KeyboardInterrupt
+
+    tuning = {"samples": 32, "epochs": 4, "length": 24, "lr_factor": 0.1}
+    pair = (QUICK[0], Case("tuned", (("permute-experts", {}), ("fine-tune", tuning))))
+    cut = Suspects(suspects.model, suspects.key, replace(suspects.kit, progress=PowerCut()), suspects.config)
+    with pytest.raises(KeyboardInterrupt):
+        run_suite(cut, pair, tmp_path, facts=FACTS)
+    assert len(list((tmp_path / UNFINISHED).glob("*/*.ckpt"))) == 1
+    assert [row["case"] for row in json.loads((tmp_path / RESULTS).read_text())["rows"]] == ["none"]
+    steps[:] = [0] * 10
+    resumed = run_suite(cut, pair, tmp_path, facts=FACTS)["rows"][1]
+    assert steps[10:] == [5, 1, 1, 1]  # four were kept
+    assert not (tmp_path / UNFINISHED).exists()
+    unbroken = run_suite(suspects, pair, tmp_path / "unbroken", facts=FACTS)["rows"][1]
+    times = ("seconds", "attack_seconds")
+    assert {k: v for k, v in resumed.items() if k not in times} == {k: v for k, v in unbroken.items() if k not in times}
+
+
 def test_a_model_without_the_mark_is_refused_before_any_attack(suspects, case, tmp_path):
     unmarked = Suspects(load_model(case.base), case.key, suspects.kit, suspects.config)
     with pytest.raises(AttackError, match="does not carry this key's mark"):
@@ -109,7 +136,7 @@ def test_a_mark_on_top_is_tracked_and_the_dispute_is_the_owner_s(suspects, tmp_p
 def test_a_stopped_run_goes_on_and_another_measurement_is_refused(suspects, tmp_path, monkeypatch):
     run_suite(suspects, QUICK[:2], tmp_path, facts=FACTS)
     measured = []
-    monkeypatch.setattr(Suspects, "measure", lambda self, case: measured.append(case.name) or _row(case))
+    monkeypatch.setattr(Suspects, "measure", lambda self, case, unfinished: measured.append(case.name) or _row(case))
     results = run_suite(suspects, QUICK[:3], tmp_path, facts=FACTS)
     assert measured == ["half the experts"]
     assert [row["case"] for row in results["rows"]] == ["none", "permuted", "half the experts"]

@@ -72,7 +72,7 @@ def distill_routers(model: PreTrainedModel, config: DistillRouters, kit: Kit) ->
         steps=config.epochs * batches.per_epoch, lr=attack_rate(model, config.lr_factor), seed=config.seed
     )
     parameters = part_parameters(model, layers, ["router"])
-    optimise(model, parameters, step_loss, loop, stage="routers towards the stolen model", progress=kit.progress)
+    optimise(model, parameters, step_loss, loop, kit, stage="routers towards the stolen model")
     return model
 
 

@@ -6,8 +6,10 @@ Shape suffixes: B batch, T tokens, H hidden size.
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,12 +20,11 @@ from pathmark.attacks.blocks import copied
 from pathmark.attacks.kit import Kit
 from pathmark.embed.embedder import learning_rate
 from pathmark.embed.lora import add_adapters, merge_adapters
-from pathmark.errors import AttackError, EmbeddingError
+from pathmark.errors import AttackError, CheckpointError, EmbeddingError
 from pathmark.models import device_of, find_routers, pad_rows
 from pathmark.models.loading import use_fast_experts
 from pathmark.models.parts import part_parameters
 from pathmark.models.upper import body, output_head
-from pathmark.progress import Progress
 from pathmark.training import (
     LoopConfig,
     keep_freed_memory,
@@ -36,6 +37,8 @@ from pathmark.training import (
 POOL = 16
 """Batches that are drawn together and sorted by length: little padding, and still other neighbours in every epoch."""
 LORA_RANK = 8
+CHECKPOINT_EVERY = 200
+"""Steps of training that an interruption may cost where checkpoints are kept."""
 
 EachEpoch = Callable[[int, PreTrainedModel], None]
 """Called with the number of epochs done and the model as it is then, to look at and not to change."""
@@ -92,9 +95,9 @@ def fine_tune(
             each_epoch(epoch, _merged(copy.deepcopy(tuned)) if config.train == "lora" else model)
 
     train_on_text(
-        tuned, parameters, rows, pad=padding_of(kit), epochs=config.epochs, batch_size=config.batch_size,
+        tuned, parameters, rows, kit, epochs=config.epochs, batch_size=config.batch_size,
         lr=attack_rate(model, config.lr_factor), seed=config.seed, stage=f"fine-tuning ({config.train})",
-        progress=kit.progress, each_epoch=report,
+        each_epoch=report,
     )  # fmt: skip
     return _merged(tuned) if config.train == "lora" else model
 
@@ -103,19 +106,18 @@ def train_on_text(
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     rows: Sequence[Sequence[int]],
+    kit: Kit,
     *,
-    pad: int,
     epochs: int,
     batch_size: int,
     lr: float,
     seed: int,
     stage: str,
-    progress: Progress,
     each_epoch: Callable[[int], None] | None = None,
 ) -> None:
     """Maximise the likelihood of token rows over the given parameters, in place."""
     batches = TextBatches([len(row) for row in rows], batch_size, seed)
-    device = device_of(model)
+    device, pad = device_of(model), padding_of(kit)
 
     def step_loss(step: int, generator: torch.Generator) -> dict[str, Tensor]:
         ids_BT, mask_BT = pad_rows([rows[i] for i in batches.at(step)], pad, device)
@@ -126,7 +128,7 @@ def train_on_text(
             each_epoch(step // batches.per_epoch)
 
     loop = LoopConfig(steps=epochs * batches.per_epoch, lr=lr, seed=seed)
-    optimise(model, parameters, step_loss, loop, stage=stage, progress=progress, after=after)
+    optimise(model, parameters, step_loss, loop, kit, stage=stage, after=after)
 
 
 class TextBatches:
@@ -173,25 +175,45 @@ def optimise(
     parameters: Mapping[str, nn.Parameter],
     step_loss: Callable[[int, torch.Generator], Mapping[str, Tensor]],
     loop: LoopConfig,
+    kit: Kit,
     *,
     stage: str,
-    progress: Progress,
     after: Callable[[int], None] | None = None,
 ) -> None:
-    """The one optimiser loop with a thief's progress and errors; `after(step)` is called behind every step."""
+    """The one optimiser loop with a thief's progress, checkpoint and errors.
+
+    `after(step)` is called behind every step that is taken, not behind those of an earlier run.
+    """
     keep_freed_memory()
-    progress.stage(stage, loop.steps)
+    kit.progress.stage(stage, loop.steps)
+    loop = replace(loop, checkpoint_every=CHECKPOINT_EVERY)
+    run, checkpoint = "", None
+    if kit.unfinished is not None:
+        run = _fingerprint(stage, loop, model)
+        kit.unfinished.mkdir(parents=True, exist_ok=True)
+        checkpoint = kit.unfinished / f"{run[:16]}.ckpt"
+    taken = 0
 
     def report(step: int, losses: Mapping[str, float]) -> None:
-        progress.advance(1, " ".join(f"{name} {value:.3f}" for name, value in losses.items()))
+        nonlocal taken
+        kit.progress.advance(step - taken, " ".join(f"{name} {value:.3f}" for name, value in losses.items()))
+        taken = step
         if after is not None:
             after(step)
 
     with only_trainable(model, parameters):
         try:
-            run_loop(parameters, step_loss, loop, progress=report)
+            run_loop(parameters, step_loss, loop, progress=report, checkpoint=checkpoint, resume=True, fingerprint=run)
+        except CheckpointError as error:
+            raise AttackError(f"{stage}: {error}") from error
         except EmbeddingError as error:  # it speaks to an owner who embeds
             raise AttackError(f"{stage}: {str(error).partition(';')[0]}; try a smaller lr_factor") from error
+
+
+def _fingerprint(stage: str, loop: LoopConfig, model: nn.Module) -> str:
+    """Names a training by its settings and by the weights that it starts from; the text is the caller's to tell."""
+    weights = [(name, list(p.shape), p.detach().double().sum().item()) for name, p in model.named_parameters()]
+    return hashlib.sha256(json.dumps([stage, asdict(loop), weights]).encode()).hexdigest()
 
 
 def prepared(model: PreTrainedModel) -> PreTrainedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -29,6 +30,8 @@ class Kit:
     targets: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Layer -> target experts: known to the strongest adversary only."""
     progress: Progress = field(default_factory=Silent)
+    unfinished: Path | None = None
+    """Folder where training leaves its checkpoints; the same training on the same weights goes on from them."""
 
     def rows(self, count: int, length: int, *, seed: int = 0, shortest: int = 8) -> list[tuple[int, ...]]:
         """Token rows of at most `length` tokens from `count` different texts, drawn at random."""

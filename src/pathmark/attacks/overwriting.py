@@ -77,8 +77,8 @@ def overwrite_with_key(model: PreTrainedModel, config: Overwrite, kit: Kit) -> t
         progress=kit.progress.advance,
     )  # fmt: skip
     optimise(
-        model, embedder.parameters(), embedder.step_loss, replace(loop, steps=embedder.steps(config.epochs)),
-        stage="overwriting", progress=kit.progress,
+        model, embedder.parameters(), embedder.step_loss, replace(loop, steps=embedder.steps(config.epochs)), kit,
+        stage="overwriting",
     )  # fmt: skip
     return model, key
 

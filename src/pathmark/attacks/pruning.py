@@ -85,9 +85,9 @@ def fine_prune(model: PreTrainedModel, config: FinePrune, kit: Kit) -> PreTraine
     _zero_lowest(model, activations(model, rows, pad, config.batch_size, kit.progress), config.share)
     if config.repair_epochs:
         train_on_text(
-            model, all_parameters(model), kit.rows(config.repair_samples, config.length, seed=config.seed), pad=pad,
+            model, all_parameters(model), kit.rows(config.repair_samples, config.length, seed=config.seed), kit,
             epochs=config.repair_epochs, batch_size=config.batch_size, lr=attack_rate(model, config.lr_factor),
-            seed=config.seed, stage="repair", progress=kit.progress,
+            seed=config.seed, stage="repair",
         )  # fmt: skip
     return model
 

@@ -96,7 +96,7 @@ def unlearn(model: PreTrainedModel, config: Unlearn, kit: Kit) -> PreTrainedMode
         return terms
 
     loop = LoopConfig(steps=config.steps, lr=attack_rate(model, config.lr_factor), seed=config.seed)
-    optimise(model, parameters, step_loss, loop, stage="unlearning", progress=kit.progress)
+    optimise(model, parameters, step_loss, loop, kit, stage="unlearning")
     return model
 
 

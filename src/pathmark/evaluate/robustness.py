@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ from pathmark.verify.evidence import record_grafted
 from pathmark.verify.local import LocalBackend
 
 RESULTS = "results.json"
+UNFINISHED = "unfinished"
+"""Folder beside the results: checkpoints of the training that a run was interrupted in."""
 FORMAT = "pathmark-robustness-v1"
 BLACK_BOX_MAX_TOKENS = 16
 
@@ -70,10 +74,10 @@ class Suspects:
             raise AttackError("the key holds no probe texts; expected one that `pathmark embed` has used")
         self.clean_ppl = perplexity(self.model, self.probes).value
 
-    def attacked(self, case: Case) -> tuple[PreTrainedModel, OwnerKey | None]:
+    def attacked(self, case: Case, unfinished: Path | None = None) -> tuple[PreTrainedModel, OwnerKey | None]:
         """The model after the case's attacks, one after the other; with the thief's key where it embedded one."""
         model, thief = self.model, None
-        kit = self.kit.beside_sibling() if case.sibling else self.kit
+        kit = replace(self.kit.beside_sibling() if case.sibling else self.kit, unfinished=unfinished)
         for name, settings in case.steps:
             attack = find_attack(name)
             given = dict(settings)
@@ -86,8 +90,11 @@ class Suspects:
                 model = attack.run(model, config, kit)
         return model, thief
 
-    def measure(self, case: Case) -> dict[str, Any]:
-        """One row: the mark by every measure, and what the attack cost in perplexity."""
+    def measure(self, case: Case, unfinished: Path | None = None) -> dict[str, Any]:
+        """One row: the mark by every measure, and what the attack cost in perplexity.
+
+        `unfinished` is a folder of this case's own, where training goes on that was interrupted.
+        """
         started = time.monotonic()
         row: dict[str, Any] = {
             "case": case.name,
@@ -96,7 +103,7 @@ class Suspects:
             "seed": self.config.seed,
         }
         try:
-            model, thief = self.attacked(case)
+            model, thief = self.attacked(case, unfinished)
             model = model.eval()
         except (AttackError, ModelError) as refused:
             return row | {"status": "refused", "reason": str(refused)}
@@ -170,7 +177,8 @@ def run_suite(
     facts: Mapping[str, Any],
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Measure every case that `folder` does not hold yet, with these settings; its file is whole after each of them.
+    """Measure every case that `folder` does not hold yet, with these settings; its file is whole after each of
+    them, and training that was interrupted goes on.
 
     `facts` say what was measured (model, suite, corpus); a folder of another measurement is refused.
     """
@@ -195,7 +203,8 @@ def run_suite(
             row: dict[str, Any] = {"case": case.name, "group": case.group, "seed": config.seed, "status": "not run"}
             results["rows"].append(row | {"reason": f"it would exceed the budget of {config.hours:g} hours"})
         else:
-            row = suspects.measure(case)
+            unfinished = folder / UNFINISHED / _name(case, config.seed)
+            row = suspects.measure(case, unfinished)
             if not case.steps:
                 _expect_mark(row)
             results["rows"].append(row)
@@ -203,7 +212,15 @@ def run_suite(
                 pace = max(pace / 2, row["seconds"] / (60 * case.minutes))
         results["rows"].sort(key=_order(cases))
         write_results(path, results)
+        if row["status"] != "not run":
+            shutil.rmtree(unfinished, ignore_errors=True)
+    with suppress(OSError):  # it is not there, or holds what another run has begun
+        (folder / UNFINISHED).rmdir()
     return results
+
+
+def _name(case: Case, seed: int) -> str:
+    return hashlib.sha256(json.dumps([case.record(), case.sibling, seed]).encode()).hexdigest()[:16]
 
 
 def _expect_mark(row: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pathmark.errors import EmbeddingError
+from pathmark.errors import CheckpointError, EmbeddingError
 
 SETTLED = 0.3
 """Share of the peak rate from which on a run may end early. What is blurred at a high rate sharpens while it falls: a
@@ -210,9 +210,9 @@ def _restore(
     try:
         state = torch.load(path, weights_only=True)
     except Exception as error:  # torch raises pickle, zip and runtime errors for a damaged file
-        raise EmbeddingError(f"checkpoint {path} cannot be read; delete it and start again") from error
+        raise CheckpointError(f"checkpoint {path} cannot be read; delete it and start again") from error
     if state["fingerprint"] != fingerprint or set(state["parameters"]) != set(parameters):
-        raise EmbeddingError(
+        raise CheckpointError(
             f"checkpoint {path} belongs to another run (model, key, corpus or settings differ); "
             "repeat the settings of that run, or start without --resume"
         )
