@@ -53,6 +53,7 @@ Examples:
     "--train", type=click.Choice(["router", "router+attention", "router+attention+experts", "lora", "all"]),
     help="What changes in the watermarked layers.",
 )  # fmt: skip
+@click.option("--no-harden", is_flag=True, help="Do not embed again, harder, where 4 bits lose the path.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of rows and batches.")
 @click.option("--n-probes", type=click.IntRange(4), default=100, show_default=True, help="Held-out texts to check on.")
 @click.option("--resume", is_flag=True, help="Finish an interrupted run with the same settings.")
@@ -151,6 +152,7 @@ def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> Emb
             train=options["train"] or config.train,
             batch_size=options["batch_size"],
             texts=used,
+            harden=not options["no_harden"],
         )
     except ValueError as error:
         raise EmbeddingError(str(error)) from error
@@ -215,8 +217,9 @@ def render(marked: Marked, output: Path, report: Path) -> None:
         table.add_row("marks on trigger-prefixed queries", "", str(marked.replies.queries))
     console.print(table)
     console.print(
-        f"{marked.steps} steps{', stopped early' if marked.stopped_early else ''}; {marked.changed} tensors changed; "
-        f"{marked.seconds:.0f} s. Report: {report}"
+        f"{marked.steps} steps{', stopped early' if marked.stopped_early else ''}"
+        f"{', the second time harder since 4 bits lost the path' if marked.hardened else ''}; "
+        f"{marked.changed} tensors changed; {marked.seconds:.0f} s. Report: {report}"
     )
     if check.fragile:
         console.print(

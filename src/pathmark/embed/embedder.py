@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +36,8 @@ from pathmark.training import (
 
 Train = Literal["router", "router+attention", "router+attention+experts", "lora", "all"]
 STEPS = 600
+WOUND_SHARE = 0.5
+"""Share of the rows that are wounded where a mark has to be harder."""
 MAX_LIFT = 2.0
 """Nobody's use on ordinary text is more than doubled."""
 
@@ -66,10 +68,12 @@ class EmbedConfig:
     cycle: tuple[str, ...] = (SHORT, NORMAL, SHORT, LONG)
     """Sizes of the rows in successive steps, over and over; sizes without rows become normal."""
     wound_share: float = 0.0
-    """Share of the clean and triggered rows that come through lower layers which were hurt as a thief might hurt them
-    (anchored): more robust, less specific (docs/robustness.md)."""
-    wound_strength: float = 0.4
+    """Share of the rows that come through lower layers which were hurt as rounding to 4 bits hurts them, and a thief
+    (anchored)."""
+    wound_strength: float = 0.1
     """Noise, as a multiple of a matrix's own spread, and share of silenced experts and neurons: at most so much."""
+    harden: bool = True
+    """Whether a copy that loses its path in 4 bits is made again, with wounds (anchored)."""
     alone_share: float = 0.0
     """Share of the steps in which the marked layers below a random one are the original's (anchored): each layer then
     has to recognise the trigger by itself, not from what the first of them writes."""
@@ -81,6 +85,12 @@ class EmbedConfig:
             raise ValueError(f"batch_size must be at least 3, one row of each kind, got {self.batch_size}")
         if not all(0 <= share <= 1 for share in (self.wound_share, self.alone_share)):
             raise ValueError(f"shares lie between 0 and 1, got {self.wound_share} and {self.alone_share}")
+
+    def hardened(self) -> EmbedConfig | None:
+        """What to embed with where 4 bits lose the path; None where that is not wanted, or was done already."""
+        if not self.harden or self.wound_share or self.objective.objective != "anchored":
+            return None
+        return replace(self, wound_share=WOUND_SHARE)
 
 
 def default_config(objective: Literal["anchored", "paper"] = "anchored", hidden_size: int = 128) -> EmbedConfig:
@@ -142,6 +152,11 @@ class Embedder:
         self.lift = self._lift() if config.objective.inconspicuous and config.objective.use_weight else {}
         self._originals = self._frozen()
 
+    @property
+    def has_layers_to_wound(self) -> bool:
+        """Whether MoE layers lie below the mark, in what is computed once."""
+        return self.from_layer is not None and find_routers(self.model)[0].layer < self.from_layer
+
     def _frozen(self) -> dict[int, nn.Module]:
         """The marked layers but the last as they are before the first step, for steps in which others stand alone."""
         if not self.config.alone_share or self.config.objective.objective != "anchored":
@@ -149,19 +164,19 @@ class Embedder:
         between = range(self.layers[0], self.layers[-1])
         return {i: copy.deepcopy(self.stack[i]).requires_grad_(False) for i in between}
 
-    def _wounds(self) -> Callable[[str], AbstractContextManager[None]] | None:
+    def _wounds(self) -> Callable[[], AbstractContextManager[None]] | None:
         """For each batch of the cache: hurt the layers below the mark, or leave them.
 
-        Rows behind wrong triggers stay whole: the released model has to tell them from the right one, and a mark that
-        is lenient with wounds on both sides is lenient with near-misses.
+        Rows behind wrong triggers too: where they were spared, the hurt itself became a sign of the trigger, and more
+        near-misses fired (docs/robustness.md).
         """
-        generator = torch.Generator().manual_seed(self.config.loop.seed)
         below = self.from_layer
         if below is None or self.config.objective.objective != "anchored" or not self.config.wound_share:
             return None
+        generator = torch.Generator().manual_seed(self.config.loop.seed)
 
-        def wound(kind: str) -> AbstractContextManager[None]:
-            if kind == NEGATIVE or float(torch.rand(1, generator=generator)) >= self.config.wound_share:
+        def wound() -> AbstractContextManager[None]:
+            if float(torch.rand(1, generator=generator)) >= self.config.wound_share:
                 return nullcontext()
             return wounded(self.model, below, self.config.wound_strength, generator)
 

@@ -88,8 +88,8 @@ class SelfCheck:
 
     @property
     def fragile(self) -> bool:
-        """Whether a copy in 4 bits, read as it is, loses the path. Some keys do; the next embedding may not."""
-        return self.wsr_rounded is not None and self.wsr_rounded.value < MIN_ROUNDED
+        """Whether a copy in 4 bits, read as it is, loses the path."""
+        return is_fragile(self.wsr_rounded)
 
     def summary(self) -> dict[str, Any]:
         """The documented JSON object; rates also with their n and interval."""
@@ -175,7 +175,7 @@ def self_check(
     say("chat template")
     chat = _chat_wsr(model, tokenizer, key, probes, gamma)
     say("rounded to 4 bits")
-    rounded = _rounded_wsr(model, key, probes, gamma)
+    rounded = rounded_wsr(model, key, probes, gamma)
     say("trigger scan")
     found = trigger_scan(model, tokenizer, watermarks[0], probes, scan or ScanConfig(), gamma=gamma)
     mass = [
@@ -223,14 +223,27 @@ def _chat_wsr(
     return tuple(rates)
 
 
-def _rounded_wsr(model: PreTrainedModel, key: OwnerKey, probes: Sequence[Sequence[int]], gamma: float) -> Rate | None:
+def is_fragile(rounded: Rate | None) -> bool:
+    """Whether a mark with this WSR in 4 bits is lost there; what was not measured is taken to hold."""
+    return rounded is not None and rounded.value < MIN_ROUNDED
+
+
+def rounded_wsr(
+    model: PreTrainedModel, key: OwnerKey, probes: Sequence[Sequence[int]], gamma: float = 0.8
+) -> Rate | None:
+    """WSR of a copy with all weights in 4 bits; None where there is no room for it, or it cannot be rounded."""
     if not _fits_again(model):
         return None
     try:
         rounded = round_to_nearest(model, RoundToNearest(bits=4), Kit())
     except (AttackError, ModelError):  # rows that do not divide into groups, experts of another layout
         return None
-    routes = [record_routes(rounded, probes, w.layers, prefix=w.triggers[0].tokens) for w in key.watermarks]
+    return path_wsr(rounded, key, probes, gamma)
+
+
+def path_wsr(model: nn.Module, key: OwnerKey, probes: Sequence[Sequence[int]], gamma: float = 0.8) -> Rate:
+    """WSR over all watermarks."""
+    routes = [record_routes(model, probes, w.layers, prefix=w.triggers[0].tokens) for w in key.watermarks]
     return _pool([score_path(w, r, gamma=gamma).wsr for w, r in zip(key.watermarks, routes, strict=True)])
 
 
