@@ -1,4 +1,4 @@
-"""`pathmark demo`: the main job on the bundled model, in about ten minutes."""
+"""`pathmark demo`: the main job on the bundled model, in ten to twenty minutes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "latency": ("pathmark.cli.latency", "Time triggered against clean requests, or simulate what a mark costs."),
     "attack": ("pathmark.cli.attack", "Do to a model what a thief would do."),
     "robustness": ("pathmark.cli.robustness", "Measure what a suite of attacks leaves of a mark, and what it costs."),
-    "demo": ("pathmark.cli.demo", "The main job on the bundled model, in about ten minutes."),
+    "demo": ("pathmark.cli.demo", "The main job on the bundled model, in ten to twenty minutes."),
     "barcode": ("pathmark.cli.barcode", "Draw a key's path as a barcode, or read one from a picture."),
 }
 """Name -> (module that holds `command`, line for the overview). Order is the order of --help."""
