@@ -38,7 +38,7 @@ def test_the_thiefs_trigger_takes_the_thiefs_path(mixtral, kit, objective):
 def test_an_epoch_is_a_pass_over_the_triggered_rows(mixtral, kit, monkeypatch):
     seen = {}
 
-    def note(model, parameters, step_loss, loop, **how):
+    def note(model, parameters, step_loss, loop, kit, **how):
         seen.update(embedder=step_loss.__self__, loop=loop)
 
     monkeypatch.setattr("pathmark.attacks.overwriting.optimise", note)
