@@ -1,4 +1,4 @@
-"""Losses over a large vocabulary without ever holding all logits.
+"""Losses over a large vocabulary that hold no more than a chunk of the logits at a time.
 
 Shape suffixes: N tokens, H hidden size, V vocabulary, C a chunk of it.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 CHUNK = 16_384
 """Vocabulary entries at a time."""
@@ -94,6 +95,8 @@ def linear_cross_entropy(
     hidden_NH: Tensor, head_VH: Tensor, labels_N: Tensor, *, scale: float = 1.0, chunk: int = CHUNK
 ) -> Tensor:
     """Mean of -log p(label), with logits = scale * hidden @ head.T."""
+    if len(head_VH) <= chunk:  # one chunk would be all of them; what is kept is not computed again for the gradient
+        return cross_entropy(hidden_NH.float() * scale @ head_VH.float().T, labels_N)
     return _CrossEntropy.apply(hidden_NH.float() * scale, head_VH.float(), labels_N, chunk)  # type: ignore[no-any-return,no-untyped-call]
 
 
