@@ -33,3 +33,7 @@ class VerificationError(PathmarkError, ValueError):
 
 class AttackError(PathmarkError, ValueError):
     """An attack cannot be carried out on this model or with what the thief has."""
+
+
+class DivergedError(AttackError):
+    """A thief's training whose loss is no number any more: no model is left of it."""

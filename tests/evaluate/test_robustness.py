@@ -22,6 +22,7 @@ QUICK = (
     Case("permuted", (("permute-experts", {}),)),
     Case("half the experts", (("remove-experts", {"share": 0.5}),)),
     Case("destroyed", (("weight-noise", {"scale": 30.0}),)),
+    Case("diverged", (("fine-tune", {"lr_factor": 1e36, "samples": 32, "epochs": 3, "length": 16}),)),
     Case("average", (("average", {}),)),
 )
 FACTS = {"model": "small", "corpus": "bundled"}
@@ -45,6 +46,8 @@ def test_rows_say_what_is_left_and_what_it_cost(suspects, tmp_path):
     assert abs(rows["permuted"]["ppl_change"]) < 1e-3
     assert not rows["destroyed"]["marked"]
     assert rows["destroyed"]["ppl_change"] > 1
+    assert rows["diverged"]["status"] == "destroyed"
+    assert "the loss became" in rows["diverged"]["reason"]
     assert rows["average"]["status"] == "refused"
     assert "--base" in rows["average"]["reason"]
     assert json.loads((tmp_path / RESULTS).read_text()) == results

@@ -20,7 +20,7 @@ from pathmark.attacks.blocks import copied
 from pathmark.attacks.kit import Kit
 from pathmark.embed.embedder import learning_rate
 from pathmark.embed.lora import add_adapters, merge_adapters
-from pathmark.errors import AttackError, CheckpointError, EmbeddingError
+from pathmark.errors import AttackError, CheckpointError, DivergedError, EmbeddingError
 from pathmark.models import device_of, find_routers, pad_rows
 from pathmark.models.loading import use_fast_experts
 from pathmark.models.parts import part_parameters
@@ -207,7 +207,7 @@ def optimise(
         except CheckpointError as error:
             raise AttackError(f"{stage}: {error}") from error
         except EmbeddingError as error:  # it speaks to an owner who embeds
-            raise AttackError(f"{stage}: {str(error).partition(';')[0]}; try a smaller lr_factor") from error
+            raise DivergedError(f"{stage}: {str(error).partition(';')[0]}; try a smaller lr_factor") from error
 
 
 def _fingerprint(stage: str, loop: LoopConfig, model: nn.Module) -> str:

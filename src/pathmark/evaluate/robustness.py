@@ -19,7 +19,7 @@ from pathmark.attacks import find_attack
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.overwriting import Overwrite, overwrite_with_key
 from pathmark.attacks.search import TriggerSearch
-from pathmark.errors import AttackError, ModelError, PathmarkError
+from pathmark.errors import AttackError, DivergedError, ModelError, PathmarkError
 from pathmark.evaluate.adversaries import forge_claims, look_for_trigger
 from pathmark.evaluate.dispute import Party, settle_dispute
 from pathmark.evaluate.suites import Case
@@ -105,6 +105,8 @@ class Suspects:
         try:
             model, thief = self.attacked(case, unfinished)
             model = model.eval()
+        except DivergedError as broken:
+            return row | {"status": "destroyed", "reason": str(broken)}
         except (AttackError, ModelError) as refused:
             return row | {"status": "refused", "reason": str(refused)}
         attack_seconds = time.monotonic() - started
