@@ -140,6 +140,7 @@ def _auto_round(job: Job, layer_done: Callable[[], None]) -> None:
         device_map=job.device,
         enable_torch_compile=False,  # compiling takes minutes on a CPU, more than it saves
         low_cpu_mem_usage=False,
+        amp=job.dtype != "float32",  # float32 would be written in half, and then replaced by what it was before
     )
     rounding.quantize_and_save(job.target, format="fake")
     _hub_names(Path(job.target))
