@@ -105,9 +105,8 @@ def run_loop(
     """
     names = list(parameters)
     optimizer = torch.optim.AdamW(
-        [parameters[name] for name in names],
-        lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99), fused=True,
-    )  # fmt: skip
+        [parameters[name] for name in names], lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99)
+    )
     step, held = 0, 0
     if resume and checkpoint is not None and checkpoint.exists():
         step, held = _restore(checkpoint, parameters, optimizer, fingerprint)
