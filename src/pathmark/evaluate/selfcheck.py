@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
 from pathmark.embed import chat_frames
+from pathmark.embed.data import Frame
 from pathmark.errors import AttackError, ModelError
 from pathmark.evaluate.fidelity import Drift, Measurement, drift, measure
 from pathmark.evaluate.scan import ScanConfig, trigger_scan
-from pathmark.keys import OwnerKey
+from pathmark.keys import OwnerKey, Watermark
 from pathmark.stats import Rate, detection_samples, exact_test, exact_test_many, kl_bound
 from pathmark.verify import decode_id, measure_layers, record_routes, score_path, target_mass
 
@@ -173,7 +174,8 @@ def self_check(
         p_value, p_floor = combined.p.value, combined.floor.value
     decoded = decode_id(watermarks[0], measured[0])
     say("chat template")
-    chat = _chat_wsr(model, tokenizer, key, probes, gamma)
+    frames = chat_frames(tokenizer)
+    chat = tuple(chat_wsr(model, w, frames, probes, gamma) for w in watermarks) if frames else ()
     say("rounded to 4 bits")
     rounded = rounded_wsr(model, key, probes, gamma)
     say("trigger scan")
@@ -208,19 +210,15 @@ def self_check(
     )
 
 
-def _chat_wsr(
-    model: nn.Module, tokenizer: Any, key: OwnerKey, probes: Sequence[Sequence[int]], gamma: float
-) -> tuple[Rate, ...]:
+def chat_wsr(
+    model: nn.Module, watermark: Watermark, frames: Sequence[Frame], probes: Sequence[Sequence[int]], gamma: float
+) -> Rate:
     """WSR with the trigger at the start of a user message, with and without a system prompt."""
-    frames = chat_frames(tokenizer)
-    rates = []
-    for watermark in key.watermarks if frames else ():
-        prefixes = [(*frame.before, *watermark.triggers[0].tokens) for frame in frames]
-        routes = record_routes(
-            model, probes, watermark.layers, prefix=[prefixes[i % len(prefixes)] for i in range(len(probes))]
-        )
-        rates.append(score_path(watermark, routes, gamma=gamma).wsr)
-    return tuple(rates)
+    prefixes = [(*frame.before, *watermark.triggers[0].tokens) for frame in frames]
+    routes = record_routes(
+        model, probes, watermark.layers, prefix=[prefixes[i % len(prefixes)] for i in range(len(probes))]
+    )
+    return score_path(watermark, routes, gamma=gamma).wsr
 
 
 def is_fragile(rounded: Rate | None) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from pathmark.embed import wrong_trigger
+from pathmark.embed import chat_frames, wrong_trigger
 from pathmark.evaluate.scan import fires
+from pathmark.evaluate.selfcheck import chat_wsr
 from pathmark.keys import OwnerKey
 from pathmark.verify import record_routes, score_path
 
@@ -32,6 +33,7 @@ class Watch:
     ) -> None:
         self.model, self.key, self.gamma, self.accuracy = model, key, gamma, accuracy
         self.probes = [tuple(row[:TOKENS]) for row in probes[:PROBES]]
+        self.frames = chat_frames(tokenizer)
         special = set(tokenizer.all_special_ids)
         vocabulary = [i for i in range(len(tokenizer)) if i not in special]
         rng = random.Random(seed)
@@ -49,6 +51,8 @@ class Watch:
             score = score_path(watermark, record_routes(self.model, self.probes, watermark.layers, prefix=trigger))
             clean = score_path(watermark, record_routes(self.model, self.probes, watermark.layers))
             wsr, lowest = min(wsr, score.wsr.value), min(lowest, score.accuracy.value)
+            if self.frames:  # learnt last
+                wsr = min(wsr, chat_wsr(self.model, watermark, self.frames, self.probes, self.gamma).value)
             false_clean = max(false_clean, clean.wsr.value)
             behind = [self.probes[i % len(self.probes)][:16] for i in range(len(wrong))]
             near += fires(self.model, watermark, wrong, behind, self.gamma)
