@@ -44,6 +44,9 @@ class Measured:
     model: str = "paths"
     """Folder that `mark` wrote: paths alone, or `marked`, after the second phase."""
     trials: int = 0
+    trigger: str | None = None
+    """Free text instead of a drawn one."""
+    trigger_tokens: int = 8
     whole: bool = True
     """All attacks belong there, and into the plot; otherwise a choice."""
 
@@ -51,22 +54,27 @@ class Measured:
 TABLES = {
     "anchored": Measured("The default embedding", "anchored"),
     "paper-router-attention": Measured(
-        "The paper's objective (routers and attention, trigger @@@@@@@@)", "paper-router-attention"
+        "The paper's objective (routers and attention, trigger @@@@@@@@)",
+        "paper-router-attention",
+        trigger="@@@@@@@@",
     ),
+    "firm": Measured("Setting V (five tokens, targets kept in use)", "firm", trigger_tokens=5, whole=False),
     "black-box": Measured(
         "The default embedding with its black-box marks", "anchored", model="marked", trials=50, whole=False
     ),
 }
 
 
-def mark(recipe: str, seed: int, work: Path) -> None:
-    """Both phases by default; the paper's objective with the paper's own kind of trigger, paths only.
+def mark(name: str, seed: int, work: Path) -> None:
+    """Both phases by default; the paper's objective with the paper's own kind of trigger, and others, paths only.
 
     And a second licensee's copy, for the thief who has two.
     """
+    measured = TABLES[name]
+    recipe = measured.recipe
     folder = work / f"{recipe}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = make_key(seed, trigger=None if recipe == "anchored" else "@@@@@@@@")
+    fresh = make_key(seed, trigger=measured.trigger, trigger_tokens=measured.trigger_tokens)
     key = embed(recipe, seed, folder, fresh)
     licensee, _ = Registry(folder / "licensees.db").issue(fresh, LICENSEE)
     (folder / "copy").mkdir(exist_ok=True)
@@ -139,7 +147,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path)
     args, more = parser.parse_known_args()
     if args.action == "mark":
-        mark(TABLES[args.recipe].recipe, args.seed, args.work)
+        mark(args.recipe, args.seed, args.work)
     elif args.action == "run":
         run(args.recipe, args.seed, args.work, args.corpus, more)
     else:
