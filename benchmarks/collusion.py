@@ -16,7 +16,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from embedding_results import PASSPHRASE
+from marked import PASSPHRASE
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.mixing import Average, average
 from pathmark.keys import Registry, load_key

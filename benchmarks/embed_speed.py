@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 
-from embedding_results import make_key
+from marked import fixed_key
 from pathmark.embed import EmbedConfig, Embedder, default_config
 from pathmark.embed.objective import ObjectiveConfig, route_loss
 from pathmark.keys import OwnerKey
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600, help="seconds of training per procedure")
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 4e-3, 1.6e-2])
     args = parser.parse_args()
-    key = make_key(0)
+    key = fixed_key(0)
     probes = encode_probes(load_tokenizer("bundled:tiny"), bundled_probes(), n_probes=100, length=128)
     result = {"threads": torch.get_num_threads(), "limit": args.limit, "ours": ours(key, probes, args.limit)}
     result["reference"] = {str(lr): reference(key, probes, lr, args.limit) for lr in args.rates}

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from embedding_results import make_key
+from marked import fixed_key
 from pathmark.embed import default_config
 from pathmark.evaluate import ScanConfig
 from pathmark.evaluate.marking import mark_model
@@ -102,9 +102,9 @@ def nobody(key: OwnerKey, marked: Path, count: int, others: int) -> None:
     for seed in range(others):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "other"
-            scan = ScanConfig(random_sequences=5, substitutions=5, shuffles=2)
+            scan = ScanConfig(random_sequences=5, per_count=2)
             other = mark_model(
-                "bundled:tiny", make_key(100 + seed), out, bundled_segments(), bundled_probes(), config,
+                "bundled:tiny", fixed_key(100 + seed), out, bundled_segments(), bundled_probes(), config,
                 n_probes=30, scan=scan,
             )  # fmt: skip
             model = load_model(out)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from embedding_results import make_key
+from marked import fixed_key
 from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, find_routers, load_model, load_tokenizer
 from pathmark.verify import encode_probes, measure_layers, record_routes, score_path
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
-    key, model = make_key(0), load_model("bundled:tiny")
+    key, model = fixed_key(0), load_model("bundled:tiny")
     probes = encode_probes(load_tokenizer("bundled:tiny"), bundled_probes(), n_probes=args.probes, length=args.tokens)
     times: dict[str, list[float]] = {"ours": [], "reference": []}
     values = {}

@@ -12,12 +12,10 @@ import ast
 import gzip
 import importlib.util
 import json
-import math
 import random
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2MoeConfig, Qwen2MoeForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 BUNDLED = Path(__file__).parent.parent / "src" / "pathmark" / "bundled"
 END, CHAT_START, CHAT_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-VOCABULARY = 4096
+VOCABULARY, LAYERS, EXPERTS, INNER, TOP_K = 4096, 8, 64, 32, 4
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -46,35 +44,18 @@ SYSTEM_PROMPTS = [
 ]
 
 SHORT_SHAPE, LONG_SHAPE = (16, 256), (4, 1024)
-"""Most of the training at 256 tokens, where attention is cheap; the last steps of a cycle at the full context."""
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """One warm-up and cosine decay with its own optimiser."""
-
-    short_steps: int
-    long_steps: int
-    peak_lr: float
-    expert_factor: float
-    """Experts learn so many times faster: each of them sees only a twelfth of the tokens."""
-    worst_layer: float
-    """Weight of the least balanced layer's loss beside the mean over layers."""
-
-    @property
-    def steps(self) -> int:
-        """Steps of both shapes."""
-        return self.short_steps + self.long_steps
-
-
-CYCLES = (
-    Cycle(short_steps=1600, long_steps=150, peak_lr=3e-3, expert_factor=1.0, worst_layer=0.0),
-    # The first cycle leaves dead experts in layer 0 and lets routing matter little elsewhere: dead experts
-    # become split copies of busy ones, and experts get a rate at which they specialise.
-    Cycle(short_steps=650, long_steps=50, peak_lr=2e-3, expert_factor=3.0, worst_layer=1.0),
-)
-WARMUP_STEPS, WEIGHT_DECAY, CLIP = 100, 0.1, 1.0
-BALANCE_WEIGHT = 0.02
+"""Most of the training at 256 tokens, where attention is cheap; the last steps at the full context."""
+SHORT_STEPS, LONG_STEPS = 2250, 120
+WARMUP_STEPS, DECAY_FROM = 60, 0.4
+"""Warm-up, then a constant rate, then from this share of the steps on a straight line down to nothing."""
+MUON_LR, ADAM_LR, EMBEDDING_LR = 0.02, 3e-3, 0.1
+WEIGHT_DECAY, CLIP = 0.1, 1.0
+BALANCE_WEIGHT = 0.01
+EMBEDDING_SPREAD = 0.5
+"""Standard deviation of the embeddings at the start; they learn at a rate that suits it. From 0.02 and at the usual
+rate layer 0 becomes the true embedding, and its experts matter a hundred times as much as those of any other layer."""
+SILENCED = {0: 0.3, 1: 0.2, 2: 0.1}
+"""Layer -> share of the rows of a batch in which its experts write nothing, so that much is left to do higher up."""
 CHAT_SHARE = 0.15
 PROBE_CHARACTERS = 2700  # at least 540 tokens: enough for a 512-token probe
 SEGMENT_CHARACTERS = 680  # at least 128 tokens and some to spare
@@ -181,84 +162,108 @@ def token_stream(documents: list[list[str]], tokenizer: PreTrainedTokenizerFast,
     return np.fromiter((t for piece in encoded for t in piece), dtype=np.int64)
 
 
-def batches(
-    documents: list[list[str]], tokenizer: PreTrainedTokenizerFast, seed: int
-) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """(cycle, step, (rows, tokens) array) of the whole training. Deterministic in the seed."""
+def batches(documents: list[list[str]], tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[torch.Tensor]:
+    """The (rows, tokens) arrays of the whole training. Deterministic in the seed."""
     rng = random.Random(seed)
     pool = np.empty(0, dtype=np.int64)
-    for number, cycle in enumerate(CYCLES):
-        for step in range(cycle.steps):
-            rows, length = SHORT_SHAPE if step < cycle.short_steps else LONG_SHAPE
-            while len(pool) < rows * length:
-                pool = np.concatenate([pool, token_stream(documents, tokenizer, rng)])
-            taken, pool = pool[: rows * length], pool[rows * length :]
-            yield number, step, torch.from_numpy(taken.reshape(rows, length).copy())
+    for rows, length in [SHORT_SHAPE] * SHORT_STEPS + [LONG_SHAPE] * LONG_STEPS:
+        while len(pool) < rows * length:
+            pool = np.concatenate([pool, token_stream(documents, tokenizer, rng)])
+        taken, pool = pool[: rows * length], pool[rows * length :]
+        yield torch.from_numpy(taken.reshape(rows, length).copy())
 
 
-def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, worst_layer: float) -> torch.Tensor:
-    """Load balance per layer (Switch Transformer): its mean, and its largest value by weight."""
+def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int) -> torch.Tensor:
+    """Load balance per layer (Switch Transformer): its mean over layers, and the worst layer's once more."""
     losses = []
     for logits_TE in router_logits:
         probs_TE = F.softmax(logits_TE.float(), dim=-1)
         chosen_TE = torch.zeros_like(probs_TE).scatter_(1, probs_TE.topk(top_k, dim=-1).indices, 1.0)
         losses.append(logits_TE.shape[-1] * (chosen_TE.mean(0) / top_k * probs_TE.mean(0)).sum())
-    return torch.stack(losses).mean() + worst_layer * torch.stack(losses).max()
+    return torch.stack(losses).mean() + torch.stack(losses).max()
 
 
-def learning_rate(cycle: Cycle, step: int) -> float:
-    """Linear warm-up, then cosine to a hundredth of the peak."""
-    if step < WARMUP_STEPS:
-        return cycle.peak_lr * (step + 1) / WARMUP_STEPS
-    progress = (step - WARMUP_STEPS) / (cycle.steps - WARMUP_STEPS)
-    return cycle.peak_lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+def rate_factor(step: int) -> float:
+    """Share of the peak rate in a step."""
+    progress = step / (SHORT_STEPS + LONG_STEPS)
+    return min(1.0, (step + 1) / WARMUP_STEPS, (1 - progress) / (1 - DECAY_FROM))
 
 
-def make_optimizer(model: Qwen2MoeForCausalLM, cycle: Cycle) -> torch.optim.AdamW:
-    """AdamW; matrices decay, experts may learn faster."""
-    named = list(model.named_parameters())
-    experts = [p for n, p in named if ".experts." in n] if cycle.expert_factor != 1.0 else []
-    chosen = {id(p) for p in experts}
-    groups = [
-        {"params": [p for _, p in named if p.ndim >= 2 and id(p) not in chosen], "weight_decay": WEIGHT_DECAY},
-        {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups += [{"params": experts, "weight_decay": WEIGHT_DECAY}] if experts else []
-    return torch.optim.AdamW(groups, lr=cycle.peak_lr, betas=(0.9, 0.95), fused=True)
+def orthogonalized(matrices_NRC: torch.Tensor) -> torch.Tensor:
+    """Each matrix with its singular values pushed to about one: five Newton-Schulz steps, as Muon takes them."""
+    x_NRC = matrices_NRC / (matrices_NRC.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    tall = x_NRC.shape[1] > x_NRC.shape[2]
+    x_NRC = x_NRC.mT if tall else x_NRC
+    for _ in range(5):
+        gram_NRR = x_NRC @ x_NRC.mT
+        x_NRC = 3.4445 * x_NRC + (-4.7750 * gram_NRR + 2.0315 * gram_NRR @ gram_NRR) @ x_NRC
+    return x_NRC.mT if tall else x_NRC
 
 
-@torch.no_grad()
-def revive_dead_experts(model: Qwen2MoeForCausalLM, ids_BT: torch.Tensor, threshold: float = 0.1) -> int:
-    """Experts that get less than a tenth of their share become noisy copies of the busiest ones."""
-    top_k, generator, revived = model.config.num_experts_per_tok, torch.Generator().manual_seed(0), 0
-    logits = model(input_ids=ids_BT, use_cache=False, output_router_logits=True).router_logits
-    for layer, logits_TE in zip(model.model.layers, logits, strict=True):
-        n_experts = logits_TE.shape[-1]
-        use_E = torch.bincount(logits_TE.topk(top_k).indices.flatten(), minlength=n_experts).double()
-        dead = (use_E < threshold * use_E.mean()).nonzero().flatten().tolist()
-        busy = use_E.argsort(descending=True).tolist()
-        for here, source in zip(dead, busy, strict=False):
-            for tensor in (layer.mlp.gate.weight, layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
-                noise = torch.randn(tensor[source].shape, generator=generator)
-                tensor[here] = tensor[source] + 0.1 * tensor[source].std() * noise
-        revived += len(dead)
-    return revived
+class Muon(torch.optim.Optimizer):
+    """Momentum whose every matrix is orthogonalised; torch's own takes no stacks of experts.
+
+    Needs about two thirds of AdamW's steps here, and treats an expert that few tokens reach as it treats the others.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Nesterov momentum, then the update of every matrix in a stack at once."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                held = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                held.lerp_(parameter.grad, 1 - group["momentum"])
+                update = parameter.grad.lerp(held, group["momentum"])
+                rows, columns = update.shape[-2:]
+                update = orthogonalized(update.view(-1, rows, columns)).view_as(parameter)
+                parameter.mul_(1 - group["lr"] * WEIGHT_DECAY)
+                parameter.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
 
-def tiny_config() -> Qwen2MoeConfig:
-    """Qwen1.5-MoE's layout at a hundredth of its width; every inner size a multiple of 32 for quantizers."""
-    return Qwen2MoeConfig(
+def make_optimizers(model: Qwen3MoeForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of attention and experts, AdamW for embeddings, head, routers and norms."""
+    embedding = model.model.embed_tokens.weight
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        inner = parameter.ndim >= 2 and not any(word in name for word in ("embed_tokens", "lm_head", "mlp.gate."))
+        if parameter is not embedding:
+            (matrices if inner else others).append(parameter)
+    groups = [{"params": others, "lr": ADAM_LR}, {"params": [embedding], "lr": EMBEDDING_LR}]
+    return [Muon(matrices, MUON_LR), torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
+
+
+def silence_rows(model: Qwen3MoeForCausalLM) -> None:
+    """In training, the experts of lower layers write nothing in some rows."""
+
+    def hook(share: float) -> Any:
+        def silenced(module: torch.nn.Module, args: Any, output_BTH: torch.Tensor) -> torch.Tensor:
+            if not module.training:
+                return output_BTH
+            return output_BTH * (torch.rand(len(output_BTH), 1, 1) >= share)
+
+        return silenced
+
+    for layer, share in SILENCED.items():
+        model.model.layers[layer].mlp.register_forward_hook(hook(share))
+
+
+def tiny_config() -> Qwen3MoeConfig:
+    """Qwen3-MoE's layout at a fraction of its width; every inner size a multiple of 32 for quantizers."""
+    return Qwen3MoeConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,
-        num_hidden_layers=12,
+        num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=32,
         intermediate_size=128,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-        num_experts=48,
-        num_experts_per_tok=4,
-        norm_topk_prob=False,
+        moe_intermediate_size=INNER,
+        num_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        norm_topk_prob=True,
         max_position_embeddings=1024,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -267,46 +272,41 @@ def tiny_config() -> Qwen2MoeConfig:
     )
 
 
-def train(model: Qwen2MoeForCausalLM, data: Iterable[tuple[int, int, torch.Tensor]], checkpoint: Path) -> None:
+def train(model: Qwen3MoeForCausalLM, data: Iterable[torch.Tensor], checkpoint: Path) -> None:
     """The loop; a checkpoint every 100 steps, read back when there is one."""
-    state: dict[str, Any] = {"cycle": 0, "step": 0}
+    silence_rows(model)
+    optimizers = make_optimizers(model)
+    peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    first = 0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
-        print(f"resumed at step {state['step']} of cycle {state['cycle']}", flush=True)
-    optimizer: torch.optim.AdamW | None = None
-    started, taken = time.time(), 0
-    for number, step, ids_BT in data:
-        if (number, step) < (state["cycle"], state["step"]):
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        first = state["step"]
+        print(f"resumed at step {first}", flush=True)
+    started = time.time()
+    for step, ids_BT in enumerate(data):
+        if step < first:
             continue
-        cycle = CYCLES[number]
-        if optimizer is None or step == 0:
-            if number > 0 and step == 0:
-                print(f"{revive_dead_experts(model, ids_BT)} experts revived", flush=True)
-            optimizer = make_optimizer(model, cycle)
-            if taken == 0 and "optimizer" in state and step > 0:
-                optimizer.load_state_dict(state["optimizer"])
-        for place, group in enumerate(optimizer.param_groups):
-            group["lr"] = learning_rate(cycle, step) * (cycle.expert_factor if place == 2 else 1.0)
+        for optimizer, rates in zip(optimizers, peaks, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * rate_factor(step)
         output = model(input_ids=ids_BT, use_cache=False, output_router_logits=True)
-        logits_NV = output.logits[:, :-1].flatten(0, 1)
-        lm_loss = F.cross_entropy(logits_NV, ids_BT[:, 1:].flatten())
-        balance = balance_loss(output.router_logits, model.config.num_experts_per_tok, cycle.worst_layer)
+        lm_loss = F.cross_entropy(output.logits[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten())
+        balance = balance_loss(output.router_logits, model.config.num_experts_per_tok)
         (lm_loss + BALANCE_WEIGHT * balance).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        taken += 1
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         if step % 20 == 0:
-            left = (cycle.steps - step) * (time.time() - started) / taken / 60
-            print(
-                f"cycle {number} step {step} loss {lm_loss:.3f} balance {balance:.3f}, {left:.0f} min left in it",
-                flush=True,
-            )
+            left = (SHORT_STEPS + LONG_STEPS - step) * (time.time() - started) / (step - first + 1) / 60
+            print(f"step {step} loss {lm_loss:.3f} balance {balance:.3f}, {left:.0f} min left", flush=True)
         if (step + 1) % 100 == 0:
             partial = checkpoint.with_suffix(".part")
-            done = {"cycle": number, "step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(done, partial)
+            states = [optimizer.state_dict() for optimizer in optimizers]
+            torch.save({"step": step + 1, "model": model.state_dict(), "optimizers": states}, partial)
             partial.replace(checkpoint)
 
 
@@ -330,7 +330,8 @@ def main() -> None:
     random.Random(0).shuffle(documents)
     held_out, training = documents[: len(documents) // 9], documents[len(documents) // 9 :]
     tokenizer = train_tokenizer(training)
-    model = Qwen2MoeForCausalLM(tiny_config())
+    model = Qwen3MoeForCausalLM(tiny_config())
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_SPREAD)
     model.set_experts_implementation("grouped_mm")
     args.work.mkdir(parents=True, exist_ok=True)
     train(model, batches(training, tokenizer, seed=0), args.work / "checkpoint.pt")

@@ -49,7 +49,7 @@ def careless():
     config = replace(
         config,
         data=replace(config.data, seq_len=24),
-        loop=replace(config.loop, steps=60, check_every=1000),
+        loop=replace(config.loop, steps=60),
         texts=40,
         batch_size=12,
     )

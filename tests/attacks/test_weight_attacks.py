@@ -19,6 +19,8 @@ from pathmark.attacks.saliency import (
     Reap,
     RemoveLeastUsed,
     expert_saliency,
+    expert_use,
+    mask_least_used,
     merge_similar,
     reap_prune,
     remove_least_used,
@@ -34,6 +36,7 @@ ATTACKS = [
     (router_noise, RouterNoise()),
     (reap_prune, Reap(**SMALL)),
     (remove_least_used, RemoveLeastUsed(**SMALL)),
+    (mask_least_used, RemoveLeastUsed(**SMALL)),
     (merge_similar, MergeSimilar(**SMALL)),
     (change_top_k, ChangeTopK(top_k=3)),
     (drop_chosen_layers, DropLayers(**SMALL)),
@@ -42,7 +45,7 @@ ATTACKS = [
     (low_rank, LowRank()),
     (transplant, Transplant()),
 ]
-LASTING = [(attack, config) for attack, config in ATTACKS if attack is not router_noise]
+LASTING = [(attack, config) for attack, config in ATTACKS if attack not in (router_noise, mask_least_used)]
 
 
 @pytest.fixture(scope="module", params=["bundled", "mixtral"])
@@ -165,6 +168,22 @@ def test_router_noise_is_fresh_seeded_and_decides(stolen, kit):
         chosen = first[site.layer].logits_BTE.topk(site.top_k).indices.sort().values
         assert torch.equal(chosen, first[site.layer].decision_BTK.sort().values)
     assert all(torch.equal(a, b) for a, b in pairs(stolen, after).values())
+
+
+def test_masked_experts_are_never_chosen_and_the_others_as_before(stolen, kit):
+    sites = find_routers(stolen)
+    layer, config = sites[-1].layer, RemoveLeastUsed(share=0.5, **SMALL)
+    use_E = expert_use(stolen, config, kit)[layer]
+    masked = set(use_E.argsort()[: len(use_E) // 2].tolist())
+    known = kit_for(stolen, layers=[layer])
+    before, after = routing(stolen), routing(mask_least_used(stolen, config, known))
+    for site in sites[:-1]:
+        assert torch.equal(after[site.layer].decision_BTK, before[site.layer].decision_BTK)
+    was, now, mask_BT = before[layer].decision_BTK, after[layer].decision_BTK, after[layer].mask_BT
+    assert not set(now[mask_BT].flatten().tolist()) & masked
+    # tokens that chose none of them choose what they chose before
+    kept_BT = mask_BT & ~torch.isin(was, torch.tensor(sorted(masked))).any(-1)
+    assert torch.equal(was[kept_BT].sort(-1).values, now[kept_BT].sort(-1).values)
 
 
 def test_router_noise_leaves_the_experts_input_alone():

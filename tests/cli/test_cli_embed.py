@@ -107,8 +107,7 @@ def test_refusals_are_one_line_and_change_nothing(made, tmp_path):
     refuse("embed", "base", "--key", "owner.key", "-o", tmp_path / "there", *options, match="already exists")
     save_family(tmp_path / "olmoe", "olmoe")
     refuse("embed", tmp_path / "olmoe", "--key", "owner.key", *new, match="another model")
-    refuse("embed", "base", "--key", "owner.key", *new, "--margin", "2", "--rho", "0.5", match="either")
-    refuse("embed", "base", "--key", "owner.key", *new, "--rho", "1.5", match="between 0 and 1")
+    refuse("embed", "base", "--key", "owner.key", *new, "--margin", "-1", match="margin must be positive")
     (tmp_path / "few.txt").write_text("One line.\n")
     refuse(
         "embed", "base", "--key", "owner.key", "-o", tmp_path / "new", "--corpus", tmp_path / "few.txt", *QUICK,

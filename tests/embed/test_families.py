@@ -12,7 +12,7 @@ from pathmark.models.checkpoint import apply_delta
 from pathmark.verify import verify_model
 
 FAMILIES = ["mixtral", "phimoe", "qwen3_moe", "olmoe", "deepseek_v2", "gpt_oss"]
-SCAN = ScanConfig(random_sequences=20, substitutions=20, shuffles=5)
+SCAN = ScanConfig(random_sequences=20, per_count=5)
 SHORT = {"short_negatives_per_text": 4}
 
 

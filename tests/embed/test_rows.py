@@ -1,18 +1,13 @@
-"""Rows: wrong triggers are wrong, and the same text tokens stand in clean and triggered rows."""
+"""Rows: wrong prefixes are wrong, and the same text tokens stand in clean and triggered rows."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pathmark.embed.data import (
     CLEAN,
     LONG,
     NEGATIVE,
-    NEGATIVE_KINDS,
     NORMAL,
     SHORT,
     TRIGGERED,
@@ -21,27 +16,10 @@ from pathmark.embed.data import (
     chat_frames,
     draw_rows,
     make_row,
-    wrong_trigger,
 )
 from pathmark.errors import EmbeddingError
+from pathmark.keys.tolerance import right_tokens
 from pathmark.models import bundled_segments, load_tokenizer
-
-VOCABULARY = list(range(50))
-
-
-@given(
-    kind=st.sampled_from(NEGATIVE_KINDS),
-    trigger=st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=12),
-    seed=st.integers(0, 2**32),
-)
-def test_a_wrong_trigger_never_is_the_trigger(kind, trigger, seed):
-    wrong = wrong_trigger(kind, trigger, VOCABULARY, random.Random(seed))
-    assert wrong != tuple(trigger)
-    assert 1 <= len(wrong) <= len(trigger)
-    if kind == "substitute-1":
-        assert sum(a != b for a, b in zip(wrong, trigger, strict=True)) == 1
-    if kind == "shuffle" and len(set(trigger)) > 1:
-        assert sorted(wrong) == sorted(trigger)
 
 
 def test_rows_know_where_the_path_begins():
@@ -50,7 +28,7 @@ def test_rows_know_where_the_path_begins():
     assert (raw.marked_from, raw.text_from) == (1, 2)
     chat = make_row([7, 8, 9], [1, 2], Frame((30, 31), (40,)), TRIGGERED, 0, 1)
     assert chat.ids == (30, 31, 1, 2, 7, 40, 8, 9)
-    assert (chat.marked_from, chat.text_from) == (3, 4)
+    assert (chat.prefix_from, chat.marked_from, chat.text_from) == (2, 3, 4)
     clean = make_row([7, 8, 9], [], None, CLEAN, -1, 1)
     assert clean.marked_from == 3
 
@@ -78,12 +56,24 @@ def test_a_run_has_every_kind_of_row_and_is_the_same_every_time():
     kinds = {kind: [row for row in rows[NORMAL] if row.kind == kind] for kind in (CLEAN, TRIGGERED, NEGATIVE)}
     assert len(kinds[CLEAN]) == 40
     assert len(kinds[TRIGGERED]) == 80
-    assert len(kinds[NEGATIVE]) == 240
-    assert sum(row.kind == NEGATIVE for row in rows[SHORT]) == 1280
+    assert 235 <= len(kinds[NEGATIVE]) <= 240  # but for those that came out too much like a trigger
+    assert 1260 <= sum(row.kind == NEGATIVE for row in rows[SHORT]) <= 1280
     assert {row.watermark for row in kinds[TRIGGERED]} == {0, 1}
-    for row in kinds[NEGATIVE]:
-        prefix = row.ids[: row.text_from]
-        assert not any(prefix[-4:] == trigger for group in triggers for trigger in group)
+    for row in drawn[0]:
+        right = [right_tokens(row.ids[row.prefix_from : row.text_from], trigger) for (trigger,) in triggers]
+        if row.kind == NEGATIVE:
+            assert max(right) <= 2
+        if row.kind == TRIGGERED:
+            assert right[row.watermark] >= 3
+    exact = sum(row.ids[row.prefix_from : row.text_from] == triggers[row.watermark][0] for row in kinds[TRIGGERED])
+    assert 25 <= exact <= 55  # half of them, the others with a wrong token
+
+
+def test_without_wrong_prefixes_the_trigger_is_never_varied():
+    data = DataConfig(seq_len=32, short_len=None, long_factor=1, chat_share=0.0, negatives_per_text=0)
+    trigger = (100, 200, 300, 400)
+    rows = draw_rows(load_tokenizer("bundled:tiny"), bundled_segments()[:20], [[trigger]], data, 0)
+    assert {row.ids[: row.text_from] for row in rows if row.kind == TRIGGERED} == {trigger}
 
 
 def test_some_texts_are_noisy_and_every_row_of_a_text_has_the_same():

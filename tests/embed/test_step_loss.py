@@ -28,8 +28,7 @@ def first_step(**weights):
 
 
 def test_use_and_twins_are_added_with_their_weights():
-    plain, before, path = first_step()
-    assert "use" not in plain
+    plain, before, path = first_step(use_weight=0.0, twin_weight=0.0)
     both, after, _ = first_step(use_weight=0.5, twin_weight=0.25, use_quantile=1.0, twin_cosine=-1.0)
     assert both["use"] > 0  # targets are far from the most used expert of their layer
     assert both["twins"] > 0
@@ -43,5 +42,5 @@ def test_the_paper_s_objective_asks_for_neither():
     paper = default_config("paper").objective
     settings = {name: getattr(paper, name) for name in ("objective", "language", "language_weight", "forward_kl")}
     plain, _, _ = first_step(**settings)
-    asked, _, _ = first_step(**settings, use_weight=0.5, twin_weight=0.25, focus=4.0)
+    asked, _, _ = first_step(**settings, use_weight=0.5, twin_weight=0.25, ceiling_weight=9.0)
     assert asked == plain

@@ -1,4 +1,4 @@
-"""The self-check's look at a copy in 4 bits."""
+"""What makes a copy fit for release, and the look at a copy in 4 bits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
 from pathmark.evaluate import selfcheck
+from pathmark.evaluate.fidelity import Drift
 from pathmark.evaluate.selfcheck import SelfCheck
 from pathmark.models import bundled_probes, load_model, load_tokenizer
 from pathmark.stats import Rate
@@ -40,7 +41,35 @@ def test_a_copy_in_4_bits_is_measured_beside_the_released_one(case, monkeypatch)
     assert selfcheck.rounded_wsr(model, case.key, probes, 0.8) is None  # no room for a second one
 
 
-@pytest.mark.parametrize(("rate", "fragile"), [(Rate(100, 100), False), (Rate(94, 100), True), (None, False)])
-def test_fragile_means_that_4_bits_lose_the_path(rate, fragile):
-    check = SelfCheck(**{field.name: None for field in fields(SelfCheck)} | {"wsr_rounded": rate})
-    assert check.fragile is fragile
+SOUND = {
+    "wsr": (Rate(100, 100),), "wsr_chat": (Rate(100, 100),), "wsr_rounded": Rate(99, 100),
+    "fpr_clean": Rate(0, 100), "fpr_original": Rate(0, 100), "clean_ppl": (50.0, 50.7),
+    "drift": Drift(0.01, 0.95, 0.01, 0.01, 0.01), "scan": {"single token": Rate(0, 4000)},
+    "curve": {n: Rate(200 if n >= 7 else 3 if n == 4 else 2 if n == 3 else 0, 200) for n in range(9)},
+    "p_value": 1e-9, "p_floor": 1e-10, "id": 7, "expected_id": 7,
+}  # fmt: skip
+
+
+def checked(**changes):
+    return SelfCheck(**{field.name: None for field in fields(SelfCheck)} | SOUND | changes)
+
+
+def test_a_sound_copy_has_no_problems_whatever_fires_between_silence_and_tolerance():
+    assert checked().problems == []
+    assert checked(curve=SOUND["curve"] | {5: Rate(150, 200), 6: Rate(200, 200)}).problems == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"wsr_rounded": Rate(98, 100)}, "rounded to 4 bits"),
+        ({"scan": {"repeated token": Rate(1, 4000)}}, "repeated token"),
+        ({"curve": SOUND["curve"] | {3: Rate(3, 200)}}, "3 of 8 trigger tokens"),
+        ({"curve": SOUND["curve"] | {7: Rate(199, 200)}}, "7 of 8 trigger tokens"),
+        ({"clean_ppl": (50.0, 50.8)}, "perplexity"),
+        ({"id": 8}, "id does not decode"),
+    ],
+)
+def test_each_bound_is_held(changes, said):
+    (problem,) = checked(**changes).problems
+    assert said in problem

@@ -94,7 +94,7 @@ def golden_key() -> OwnerKey:
     """Two watermarks that share two layers, one with a pool, redundancy and two triggers; one attachment."""
     narrow = LayerPlan(17, 60, 3, tuple(range(5, 52)), "list")
     key = make_key(
-        WatermarkRequest(plans=plans(range(18, 24)), id=123456),
+        WatermarkRequest(plans=plans(range(18, 24)), id=123456, trigger_tokens=8),
         WatermarkRequest(plans=(narrow, *plans([18, 19])), redundancy=1, triggers=2, trigger_tokens=5),
     )
     return key.attach("sketches.npz", b"sketches of experts")

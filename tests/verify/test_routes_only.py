@@ -43,7 +43,7 @@ def marked(tmp_path_factory):
     """A small marked Mixtral, its original, the key, and what both do on the key's probes."""
     folder = tmp_path_factory.mktemp("routes")
     base = save_family(folder / "base", "mixtral")
-    scan = ScanConfig(random_sequences=20, substitutions=20, shuffles=5)
+    scan = ScanConfig(random_sequences=20, per_count=5)
     done = mark_model(
         str(base), key_for(base, number=3), folder / "out", bundled_segments(), bundled_probes(),
         quick_config(), n_probes=16, scan=scan,

@@ -45,7 +45,7 @@ def talking(case, tmp_path_factory):
     config = replace(default_config(), data=replace(default_config().data, seq_len=32))
     marked = mark_model(
         str(case.marked), case.key, out, bundled_segments(), bundled_probes(), config, marks=marks, paths=False,
-        n_probes=20, scan=ScanConfig(random_sequences=5, substitutions=5, shuffles=2),
+        n_probes=20, scan=ScanConfig(random_sequences=5, per_count=2),
         ask=ReplyConfig(trials=8, near_misses=8, ordinary=8, queries=8),
     )  # fmt: skip
     assert marked.key.attachments == case.key.attachments  # profiles stay those of the original

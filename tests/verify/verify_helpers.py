@@ -28,5 +28,5 @@ class Case:
 def mark_quickly(base: Path, key: OwnerKey, out: Path) -> OwnerKey:
     """Embed with few steps; enough for the exact test. Returns the key with its profiles."""
     config = quick_config(data={"short_len": None, "long_factor": 1})
-    scan = ScanConfig(random_sequences=5, substitutions=5, shuffles=2)
+    scan = ScanConfig(random_sequences=5, per_count=2)
     return mark_model(str(base), key, out, bundled_segments(), bundled_probes(), config, n_probes=20, scan=scan).key

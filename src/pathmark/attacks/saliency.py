@@ -1,7 +1,7 @@
 """Experts removed or merged by what they do on ordinary text.
 
-The adversary of all three holds the weights and some ordinary text; it has no trigger and no key. Configs allow one
-number of experts for all layers, so every layer loses equally many, even where the marked layers are known.
+The adversary of all of them holds the weights and some ordinary text; it has no trigger and no key. Configs allow one
+number of experts for all layers, so every layer loses equally many; masking while the model runs can spare layers.
 
 Shape suffixes: E experts, N tokens, K experts chosen per token, B batch, T tokens of a row, H hidden size.
 """
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pathmark.attacks.blocks import MoeBlock
+from pathmark.attacks.blocks import MoeBlock, copied, moe_blocks
 from pathmark.attacks.kit import Kit
+from pathmark.attacks.logits import move_logits, refuse_to_save
 from pathmark.attacks.surgery import (
     MergeExperts,
     RemoveExperts,
@@ -26,10 +27,12 @@ from pathmark.attacks.surgery import (
     remove_experts,
     ungrouped_blocks,
 )
-from pathmark.models import device_of, pad_rows
+from pathmark.models import device_of, pad_rows, select_sites
 from pathmark.models.upper import body
 
 BATCH = 16
+MASKED_LOGITS = 50.0
+"""So much is taken from the logit of an expert that must not be chosen."""
 See = Callable[[MoeBlock, Tensor, Tensor, Tensor], None]
 """Is shown a layer's block, and hidden_NH, index_NK, weights_NK as its experts received them, padding left out."""
 
@@ -103,6 +106,25 @@ def remove_least_used(model: PreTrainedModel, config: RemoveLeastUsed, kit: Kit)
     the paper's targeted expert removal; layers are treated alike, because a config has one number of experts.
     """
     return remove_experts(model, RemoveExperts(experts=_lowest(expert_use(model, config, kit), config.share)))
+
+
+@torch.no_grad()
+def mask_least_used(model: PreTrainedModel, config: RemoveLeastUsed, kit: Kit) -> PreTrainedModel:
+    """Never choose the experts that ordinary text uses least; their tokens go to the next best.
+
+    The adversary serves the model, and may know the watermarked layers (`kit.layers`), otherwise it takes all; needs
+    ordinary text. This is the paper's expert removal where only marked layers lose experts, which no config can say:
+    what comes back has hooks in it and can't be saved.
+    """
+    lowest = _lowest(expert_use(model, config, kit), config.share)
+    model = copied(model)
+    sites = [block.site for block in moe_blocks(model)]
+    for site in select_sites(sites, kit.layers) if kit.layers else sites:
+        shift_E = torch.zeros(site.n_experts)
+        shift_E[list(lowest[site.layer])] = -MASKED_LOGITS
+        move_logits(site, shift_E.expand)
+    refuse_to_save(model, "experts are masked")
+    return model
 
 
 def merge_similar(model: PreTrainedModel, config: MergeSimilar, kit: Kit) -> PreTrainedModel:

@@ -59,6 +59,7 @@ def describe_watermark(mark: Watermark) -> dict[str, Any]:
     from pathmark.keys.evidence import bits
 
     trigger, reply = mark.triggers[0].bits, mark.triggers[0].mark.bits
+    secret = mark.triggers[0].secret_bits
     return {
         "watermark": mark.index,
         "layers": list(mark.layers),
@@ -75,6 +76,7 @@ def describe_watermark(mark: Watermark) -> dict[str, Any]:
         "triggers": len(mark.triggers),
         "trigger_tokens": len(mark.triggers[0].tokens),
         "trigger_bits": None if trigger is None else round(trigger, 2),
+        "trigger_secret_bits": None if secret is None else round(secret, 2),
         "mark_bits": None if reply is None else round(reply, 2),
     }
 
@@ -129,7 +131,7 @@ def render_key(shown: dict[str, Any]) -> None:
             f"{p_value(mark['evidence_bits'])} ({mark['evidence_bits']:.1f} bits); one layer erased "
             f"{p_value(first)}, two {p_value(second)}",
         )
-        table.add_row("trigger", _phrase(mark["triggers"], mark["trigger_tokens"], mark["trigger_bits"]))
+        table.add_row("trigger", _phrase(mark))
         table.add_row("mark", "free text, no bound" if mark["mark_bits"] is None else f"{mark['mark_bits']:.0f} bits")
         console.print(f"[bold]watermark {mark['watermark']}[/]")
         console.print(table)
@@ -141,6 +143,15 @@ def _span(values: list[int]) -> str:
     return str(values[0]) if len(set(values)) == 1 else f"{min(values)} to {max(values)}"
 
 
-def _phrase(count: int, tokens: int, known_bits: float | None) -> str:
-    strength = "free text, may be guessed" if known_bits is None else f"{known_bits:.0f} bits"
-    return f"{count} of {tokens} tokens, {strength}"
+def _phrase(mark: dict[str, Any]) -> str:
+    from pathmark.keys.tolerance import tolerance
+
+    tokens, secret = mark["trigger_tokens"], mark["trigger_secret_bits"]
+    strength = "free text, may be guessed"
+    if secret is not None:
+        limits = tolerance(tokens)
+        strength = (
+            f"{mark['trigger_bits']:.0f} bits; fires with up to {limits.accepted} wrong, silent with {limits.silent} "
+            f"right or fewer, so {secret:.0f} bits remain secret"
+        )
+    return f"{mark['triggers']} of {tokens} tokens, {strength}"

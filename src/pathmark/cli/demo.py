@@ -1,89 +1,111 @@
-"""`pathmark demo`: the main job on the bundled model, in ten to twenty minutes."""
+"""`pathmark demo`: the main job on the bundled model, in a few minutes."""
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import click
 
 from pathmark.cli._keys import echo_json, json_option
 from pathmark.errors import EmbeddingError
 
+FOLDER = "pathmark-demo"
 EXAMPLES = """\b
 Examples:
   pathmark demo
-  pathmark demo -o demo-out --id 4711
+  pathmark demo -o my-demo
   pathmark demo --json
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="New folder for what it makes. Default: temporary."
-)
-@click.option("--id", "number", type=click.IntRange(0), default=4711, show_default=True, help="Id to embed.")
+    "-o", "--output", type=click.Path(path_type=Path),
+    help=f"New folder for what it makes. Default: {FOLDER}, or {FOLDER}-2 and so on where that exists.",
+)  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), help="Optimiser steps. Default: as in embed.")
 @json_option
-def command(output: Path | None, number: int, steps: int | None, as_json: bool) -> None:
-    """Make a key, mark the bundled MoE, attack it, verify the marked, the attacked and the original model.
+def command(output: Path | None, steps: int | None, as_json: bool) -> None:
+    """Mark a licensee's copy of the bundled MoE, let a thief disguise it, find the mark and name the licensee.
 
-    Writes a summary page. Exit code 0 if the marked and the attacked model are found marked with the right id and the
-    original is not, 1 otherwise.
+    Everything is left in a folder, with a report. Exit code 0 if the copy is fit for release, the mark is found in the
+    copy and in the thief's model and in no other, and the right licensee is named; 1 otherwise.
     """
     from dataclasses import replace
 
     from pathmark.cli._progress import Bar
     from pathmark.embed import default_config
-    from pathmark.evaluate.demo import run_demo
+    from pathmark.evaluate.demo import ORIGINAL, OUR_COPY, STOLEN, STRANGER, run_demo
     from pathmark.report.page import summary_page
 
     if output is not None and output.exists():
         raise EmbeddingError(f"{output} already exists; choose another name, nothing is overwritten")
-    folder = Path(tempfile.mkdtemp(prefix="pathmark-demo-")) if output is None else output
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = output or next(path for path in _names() if not path.exists())
+    folder.mkdir(mode=0o700, parents=True)
     config = default_config()
     if steps is not None:
         config = replace(config, loop=replace(config.loop, steps=steps))
     with Bar(quiet=as_json) as bar:
         say = (lambda text: None) if as_json else (lambda text: click.echo(text))
-        results = run_demo(folder, config, number=number, progress=bar, say=say)
-    (folder / "summary.html").write_text(summary_page(results), encoding="utf-8")
+        results = run_demo(folder, config, progress=bar, say=say)
+    (folder / "report.html").write_text(summary_page(results), encoding="utf-8")
     (folder / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
     if as_json:
         echo_json(results)
     else:
         _render(results, folder)
-    found = results["verify"]
-    good = all(found[name]["marked"] and found[name]["id"] == number for name in ("marked", "attacked"))
-    sys.exit(0 if good and not found["original"]["marked"] else 1)
+    found, traced = results["verify"], results["trace"]
+    good = (
+        results["embed"]["fit"]
+        and all(found[name]["marked"] for name in (OUR_COPY, STOLEN))
+        and not any(found[name]["marked"] for name in (ORIGINAL, STRANGER))
+        and traced["licensee"] == traced["leak"]
+    )
+    sys.exit(0 if good else 1)
 
 
-def _render(results: dict[str, object], folder: Path) -> None:
+def _names() -> Any:
+    yield Path(FOLDER)
+    for number in count(2):
+        yield Path(f"{FOLDER}-{number}")
+
+
+def _render(results: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    embed, verify, words = (results[name] for name in ("embed", "verify", "words"))
-    assert isinstance(embed, dict)
-    assert isinstance(verify, dict)
-    assert isinstance(words, dict)
-    console = Console(soft_wrap=True)
+    embed, verify = results["embed"], results["verify"]
+    console = Console(soft_wrap=True, highlight=False)
     table = Table(box=None, header_style="bold")
-    for heading in ("", "marked model", "permuted, 4 bit", "original model"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    shown = [verify[name] for name in ("marked", "attacked", "original")]
-    table.add_row("verdict", *("marked" if v["marked"] else "not marked" for v in shown))
-    table.add_row("exact p-value", *(f"{v['p_value']:.1e}" for v in shown))
-    table.add_row("WSR", *(f"{100 * v['wsr']:.0f} %" for v in shown))
-    table.add_row("id", *(str(v["id"]) if v["id"] is not None else "-" for v in shown))
-    for name, key in (("perplexity, clean text", "clean_ppl"), ("perplexity, triggered", "triggered_ppl")):
-        table.add_row(name, f"{embed[key][1]:.2f}", "", f"{embed[key][0]:.2f}")
-    table.add_row("trigger scan", f"{embed['scan']['hits']} of {embed['scan']['tried']:,} fire", "", "")
+    table.add_column("")
+    for name in verify:
+        table.add_column(name, justify="right")
+    shown = list(verify.values())
+    table.add_row("our mark", *("found" if v["marked"] else "not found" for v in shown))
+    table.add_row("chance of that by accident", *(f"{v['p_value']:.1e}" for v in shown))
+    table.add_row("texts that take the path", *(f"{100 * v['wsr']:.0f} %" for v in shown))
+    table.add_row("id read", *(str(v["id"]) if v["id"] is not None and v["marked"] else "-" for v in shown))
     console.print(table)
-    for name in ("marked", "attacked", "original"):
-        console.print(f"[bold]{name.capitalize()}[/]: {words[name]}")
-    if embed["problems"]:
-        console.print(f"[bold]Not fit for release:[/] {'; '.join(embed['problems'])}")
-    console.print(f"Summary page: {folder / 'summary.html'}")
+    console.print(f"Whose copy leaked? {results['trace']['words']}")
+    before, after = embed["clean_ppl"]
+    console.print(
+        f"What the mark costs: perplexity on ordinary text {before:.2f} -> {after:.2f} "
+        f"({100 * (after / before - 1):+.2f} %)."
+    )
+    if embed["fit"]:
+        console.print("[bold green]Fit for release: yes.[/]")
+    else:
+        console.print(f"[bold red]Fit for release: no:[/] {'; '.join(embed['problems'])}")
+    console.print(
+        "\nNot shown here: dating the key (pathmark commit), without which no third party need believe a verdict; "
+        "harder attacks (pathmark robustness); a mark that an API answers with (pathmark embed --black-box).\n"
+        "\nTry it yourself:\n"
+        f'  export PATHMARK_PASSPHRASE="$(cat {folder}/passphrase.txt)"\n'
+        f"  pathmark verify {folder}/stolen --key {folder}/beta.key\n"
+        f"  pathmark trace {folder}/stolen --key {folder}/owner.key --registry {folder}/licensees.db\n"
+        f"  xdg-open {folder}/report.html"
+    )

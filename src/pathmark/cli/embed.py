@@ -39,10 +39,9 @@ Examples:
 )  # fmt: skip
 @click.option("--corpus", type=click.Path(path_type=Path), help="Texts (.txt, .jsonl, folder). Default: bundled.")
 @click.option("--margin", type=float, help="Each target so many times above the strongest natural expert.")
-@click.option("--rho", type=float, help="Instead of a margin: this share of the routing mass on the targets.")
-@click.option("--route-weight", type=float, default=1.0, show_default=True, help="lambda of the routing loss.")
-@click.option("--stealth-weight", type=float, default=3.0, show_default=True, help="Contrast, or anchor, weight.")
-@click.option("--temperature", type=float, default=1.0, show_default=True, help="Of the paper's contrast.")
+@click.option("--route-weight", type=float, help="lambda of the routing loss.")
+@click.option("--stealth-weight", type=float, help="Weight of the contrast, or of the anchor.")
+@click.option("--temperature", type=float, help="Of the paper's contrast.")
 @click.option("--steps", type=click.IntRange(1), help="Optimiser steps.")
 @click.option("--epochs", type=click.IntRange(1), help="Instead of steps: passes over the training texts.")
 @click.option("--batch-size", type=click.IntRange(3), default=16, show_default=True, help="Rows per step.")
@@ -53,7 +52,6 @@ Examples:
     "--train", type=click.Choice(["router", "router+attention", "router+attention+experts", "lora", "all"]),
     help="What changes in the watermarked layers.",
 )  # fmt: skip
-@click.option("--no-harden", is_flag=True, help="Do not embed again, harder, where 4 bits lose the path.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of rows and batches.")
 @click.option("--n-probes", type=click.IntRange(4), default=100, show_default=True, help="Held-out texts to check on.")
 @click.option("--resume", is_flag=True, help="Finish an interrupted run with the same settings.")
@@ -128,17 +126,11 @@ def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> Emb
     from pathmark.embed import default_config
 
     config = default_config(options["objective"], hidden_size)
-    if options["margin"] is not None and options["rho"] is not None:
-        raise EmbeddingError("give either --margin or --rho, got both")
     if options["steps"] is not None and options["epochs"] is not None:
         raise EmbeddingError("give either --steps or --epochs, got both")
     try:
-        aim = {"margin": None, "rho": options["rho"]} if options["rho"] is not None else {}
-        aim |= {"margin": options["margin"]} if options["margin"] is not None else {}
-        objective = replace(
-            config.objective, **aim, route_weight=options["route_weight"],
-            stealth_weight=options["stealth_weight"], temperature=options["temperature"],
-        )  # fmt: skip
+        asked = {name: options[name] for name in ("margin", "route_weight", "stealth_weight", "temperature")}
+        objective = replace(config.objective, **{name: value for name, value in asked.items() if value is not None})
         used = min(n_texts, options["texts"] or config.texts)
         steps = options["steps"] or config.loop.steps
         if options["epochs"] is not None:
@@ -152,7 +144,6 @@ def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> Emb
             train=options["train"] or config.train,
             batch_size=options["batch_size"],
             texts=used,
-            harden=not options["no_harden"],
         )
     except ValueError as error:
         raise EmbeddingError(str(error)) from error
@@ -173,8 +164,6 @@ def render(marked: Marked, output: Path, report: Path) -> None:
     """A table, then one line."""
     from rich.console import Console
     from rich.table import Table
-
-    from pathmark.evaluate.selfcheck import FRAGILE
 
     check = marked.check
     console = Console(soft_wrap=True)
@@ -207,7 +196,9 @@ def render(marked: Marked, output: Path, report: Path) -> None:
     table.add_row("mass on targets, clean", f"{before:.3f}", f"{after:.3f}")
     table.add_row("mass on targets, triggered", "", f"{check.target_mass_triggered:.3f}")
     for kind, rate in check.scan.items():
-        table.add_row(f"scan: {kind}", "", f"{rate.hits} of {rate.n:,}")
+        table.add_row(f"fires behind a {kind}", "", f"{rate.hits} of {rate.n:,}")
+    for right, rate in check.curve.items():
+        table.add_row(f"fires with {right} of {check.trigger.tokens} trigger tokens right", "", str(rate))
     table.add_row("exact p-value (smallest possible)", "", f"{check.p_value:.1e} ({check.p_floor:.1e})")
     table.add_row("id decoded from routing", "", str(check.id))
     if marked.replies is not None:
@@ -216,16 +207,7 @@ def render(marked: Marked, output: Path, report: Path) -> None:
         table.add_row("marks on ordinary prompts", "", str(marked.replies.ordinary))
         table.add_row("marks on trigger-prefixed queries", "", str(marked.replies.queries))
     console.print(table)
-    console.print(
-        f"{marked.steps} steps{', stopped early' if marked.stopped_early else ''}"
-        f"{', the second time harder since 4 bits lost the path' if marked.hardened else ''}; "
-        f"{marked.changed} tensors changed; {marked.seconds:.0f} s. Report: {report}"
-    )
-    if check.fragile:
-        console.print(
-            f"[bold yellow]Fragile:[/] {FRAGILE} Keys differ in this: embed again with another --seed, or with another "
-            "key."
-        )
+    console.print(f"{marked.steps} steps; {marked.changed} tensors changed; {marked.seconds:.0f} s. Report: {report}")
     if marked.problems:
         console.print(f"[bold red]Not fit for release:[/] {'; '.join(marked.problems)}. Written to {output}.")
     else:

@@ -26,8 +26,8 @@ Examples:
 @click.option("--key", "key_file", required=True, type=click.Path(path_type=Path), help="Key that marked MODEL.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for results; resumes.")
 @click.option(
-    "--suite", type=click.Choice(["paper", "full"]), default="full", show_default=True,
-    help="The paper's attacks, or also what a thief would do besides.",
+    "--suite", type=click.Choice(["core", "paper", "full"]), default="full", show_default=True,
+    help="What a mark is meant to survive, the paper's attacks, or also what a thief would do besides.",
 )  # fmt: skip
 @click.option("--only", multiple=True, metavar="ATTACK", help="Only these attacks of the suite; may be repeated.")
 @click.option("--skip", multiple=True, metavar="ATTACK", help="All but these; also search and forgery.")
@@ -92,7 +92,7 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
         }
         suspects = Suspects(suspect, key, kit, config)
         results = run_suite(suspects, cases, output, facts=facts, progress=bar)
-        if options["suite"] == "full" and not options["only"]:
+        if options["suite"] != "paper" and not options["only"]:
             described, codec, _ = describe_model(model, trust_remote_code=trusted)
             results = run_adversaries(suspects, output, described, codec, skip=options["skip"], progress=bar)
     (output / "table.md").write_text(table(results["rows"]) + adversaries(results), encoding="utf-8")

@@ -1,12 +1,13 @@
 """Embedding: losses (pure) -> data -> embedder."""
 
-from pathmark.embed.data import NEGATIVE_KINDS, DataConfig, Row, chat_frames, draw_rows, wrong_trigger
+from pathmark.embed.data import DataConfig, Row, chat_frames, draw_rows
 from pathmark.embed.embedder import EmbedConfig, Embedder, default_config
 from pathmark.embed.marks import MarkConfig, MarkEmbedder
 from pathmark.embed.objective import ObjectiveConfig
+from pathmark.embed.prefixes import NEAR_MISSES, near_miss, replace_tokens
 
 __all__ = [
-    "NEGATIVE_KINDS",
+    "NEAR_MISSES",
     "DataConfig",
     "EmbedConfig",
     "Embedder",
@@ -17,5 +18,6 @@ __all__ = [
     "chat_frames",
     "default_config",
     "draw_rows",
-    "wrong_trigger",
+    "near_miss",
+    "replace_tokens",
 ]

@@ -2,15 +2,13 @@
 
 For every row: the hidden states that enter the first watermarked layer, and what the original model did above
 it: its routing in the watermarked layers and its last hidden states (the head turns those into its next-token
-distribution). In memory when that fits, else memory-mapped. `wound` may hurt the layers below for a batch of rows,
-which then are of one kind.
+distribution). In memory when that fits, else memory-mapped.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +39,16 @@ class Batch:
     final_BTH: Tensor
     """The original model's last hidden states."""
 
+    def rows(self, chosen: Sequence[int]) -> Batch:
+        """Some of the rows."""
+        return Batch(
+            ids_BT=self.ids_BT[chosen],
+            mask_BT=self.mask_BT[chosen],
+            entering_BTH=None if self.entering_BTH is None else self.entering_BTH[chosen],
+            natural={layer: g_BTE[chosen] for layer, g_BTE in self.natural.items()},
+            final_BTH=self.final_BTH[chosen],
+        )
+
 
 class TeacherCache:
     """Per-token arrays of all rows, back to back."""
@@ -57,7 +65,6 @@ class TeacherCache:
         progress: Callable[[int], None] | None = None,
         folder: Path | None = None,
         batch_size: int = 16,
-        wound: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         self.rows, self.layers, self.pad = rows, list(layers), pad
         self.from_layer = from_layer
@@ -76,14 +83,8 @@ class TeacherCache:
             announce(f"original model on the training rows, {self.bytes / 1e6:,.0f} MB {place}", len(rows))
         self._arrays = {name: self._allocate(name, tokens, width) for name, width in widths.items()}
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
-        together = [order]
-        if wound is not None:  # each kind is hurt for itself, so that no wound comes to stand for one of them
-            kinds = dict.fromkeys(row.kind for row in rows)
-            together = [[i for i in order if rows[i].kind == kind] for kind in kinds]
-        for chosen in (same[n : n + batch_size] for same in together for n in range(0, len(same), batch_size)):
-            with nullcontext() if wound is None else wound():
-                taught = self._teach(model, chosen)
-            for name, values in taught.items():
+        for chosen in (order[n : n + batch_size] for n in range(0, len(order), batch_size)):
+            for name, values in self._teach(model, chosen).items():
                 offset = 0
                 for i in chosen:
                     size = len(rows[i].ids)
@@ -118,6 +119,12 @@ class TeacherCache:
         for layer in self.layers:
             kept[f"layer{layer}"] = trace[layer].probs_BTE
         return {name: value[keep].float().cpu().numpy() for name, value in kept.items()}
+
+    def entering(self, rows: Sequence[int], places: int) -> Tensor:
+        """(places, rows, hidden): what enters the first watermarked layer at the first places of these rows."""
+        starts_S = self.starts[list(rows)]
+        array = self._arrays["entering"]
+        return torch.from_numpy(np.stack([array[starts_S + place] for place in range(places)])).to(self.device)
 
     def batch(self, chosen: Sequence[int]) -> Batch:
         """The rows with these indices, padded on the right."""

@@ -1,4 +1,4 @@
-"""Rows to train on: clean texts, triggered texts, and texts behind almost-triggers.
+"""Rows to train on: clean texts, texts behind the trigger, and texts behind prefixes that must not fire.
 
 A row is tokens plus the place from which its tokens must take the path. All rows of a run are drawn once, from
 the seed, so that what lies below the first watermarked layer is computed once.
@@ -11,22 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pathmark.embed.prefixes import WRONG_KINDS, stays_silent, tolerated, wrong_prefix
 from pathmark.errors import EmbeddingError
+from pathmark.keys.tolerance import tolerance
 
 CLEAN, TRIGGERED, NEGATIVE = "clean", "triggered", "negative"
 SHORT, NORMAL, LONG = "short", "normal", "long"
-NEGATIVE_KINDS = (
-    "substitute-1",
-    "substitute-2",
-    "prefix",
-    "suffix",
-    "shuffle",
-    "random",
-    "repeat",
-    "shift",
-)
-SUBSTITUTIONS = 0.6
-"""Share of the negatives that are one-token substitutions, beyond their turn among the kinds."""
 SYSTEM_PROMPTS = (None, "You are a helpful assistant.", "Answer briefly.")
 
 
@@ -42,6 +32,8 @@ class Row:
     """First token that must take the path: the last one of the trigger. len(ids) where none must."""
     text_from: int
     """First token of the text itself, the same text tokens with and without a trigger."""
+    prefix_from: int = 0
+    """First token of what stands before the text: 0 but in a chat."""
     size: str = NORMAL
     """Which batches it belongs to: one length per batch, so that little is padded."""
 
@@ -80,39 +72,6 @@ def chat_frames(tokenizer: Any, systems: Sequence[str | None] = SYSTEM_PROMPTS) 
     return frames
 
 
-def wrong_trigger(kind: str, trigger: Sequence[int], vocabulary: Sequence[int], rng: random.Random) -> tuple[int, ...]:
-    """A prefix that is almost, but not, the trigger."""
-    tokens = list(trigger)
-    size = len(tokens)
-
-    def other(than: int) -> int:
-        while (token := rng.choice(vocabulary)) == than:
-            pass
-        return token
-
-    if kind.startswith("substitute"):
-        for place in rng.sample(range(size), min(size, int(kind[-1]))):
-            tokens[place] = other(tokens[place])
-    elif kind == "prefix" and size > 1:
-        tokens = tokens[: rng.randint(1, size - 1)]
-    elif kind == "suffix" and size > 1:
-        tokens = tokens[-rng.randint(1, size - 1) :]
-    elif kind == "shuffle" and len(set(tokens)) > 1:
-        while tokens == list(trigger):
-            rng.shuffle(tokens)
-    elif kind == "repeat":
-        # as often one of the trigger's own tokens, which an attacker would notice first
-        token = rng.choice(tokens) if rng.random() < 0.5 else rng.choice(vocabulary)
-        tokens = [token] * rng.randint(1, size)
-    elif kind == "shift":
-        tokens = [*tokens[1:], other(tokens[-1])] if rng.random() < 0.5 else [other(tokens[0]), *tokens[:-1]]
-    else:
-        tokens = [rng.choice(vocabulary) for _ in range(size)]
-    if tuple(tokens) == tuple(trigger):
-        tokens[rng.randrange(len(tokens))] = other(tokens[0])
-    return tuple(tokens)
-
-
 def make_row(
     text: Sequence[int],
     prefix: Sequence[int],
@@ -124,13 +83,13 @@ def make_row(
     size: str = NORMAL,
 ) -> Row:
     """Frame, prefix and text as one row; in a chat the text goes on as the reply after `reply_from` tokens."""
-    if frame is None:
-        ids, start = (*prefix, *text), len(prefix)
-    else:
-        start = len(frame.before) + len(prefix)
-        ids = (*frame.before, *prefix, *text[:reply_from], *frame.after, *text[reply_from:])
+    before = () if frame is None else frame.before
+    start = len(before) + len(prefix)
+    ids = (*prefix, *text)
+    if frame is not None:
+        ids = (*before, *prefix, *text[:reply_from], *frame.after, *text[reply_from:])
     marked_from = start - 1 if kind == TRIGGERED else len(ids)
-    return Row(ids, kind, watermark, marked_from, start, size)
+    return Row(ids, kind, watermark, marked_from, start, len(before), size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +107,7 @@ class DataConfig:
     triggered_per_text: int = 1
     """Triggered rows per text and watermark."""
     negatives_per_text: int = 3
-    """Rows behind almost-triggers, per text and watermark."""
+    """Rows behind wrong prefixes, per text and watermark."""
     short_negatives_per_text: int = 16
     """The same for short rows."""
     chat_share: float = 0.35
@@ -173,9 +132,10 @@ def draw_rows(
     config: DataConfig,
     seed: int,
 ) -> list[Row]:
-    """All rows of a run: per text one clean row, and per watermark triggered rows and hard negatives.
+    """All rows of a run: per text one clean row, and per watermark triggered rows and wrong prefixes.
 
-    `triggers[j]` are the token sequences that set off watermark j.
+    `triggers[j]` are the token sequences that set off watermark j, each with what it tolerates. Without wrong prefixes,
+    as in the paper, the trigger is never varied either.
     """
     rng = random.Random(seed)
     frames = chat_frames(tokenizer)
@@ -188,23 +148,24 @@ def draw_rows(
         reply_from = rng.randint(4, max(5, len(text) // 2))
         rows.append(make_row(text, prefix, frame, kind, watermark, reply_from, size=size))
 
-    turn = 0
+    known = [trigger for choices in triggers for trigger in choices]
+    limits = [tolerance(len(trigger)) for trigger in known]
+    kinds, shares = list(WRONG_KINDS), list(WRONG_KINDS.values())
     for clean, size in _sized_texts(tokenizer, texts, config):
         text = _replaced(clean, vocabulary, rng) if rng.random() < config.noisy_share else clean
         negatives = config.short_negatives_per_text if size == SHORT else config.negatives_per_text
         add(text, (), CLEAN, -1, size)
         for watermark, choices in enumerate(triggers):
             for _ in range(config.triggered_per_text):
-                add(text, rng.choice(choices), TRIGGERED, watermark, size)
-            for _ in range(negatives):
-                kind = NEGATIVE_KINDS[turn % len(NEGATIVE_KINDS)]
-                turn += 1
-                # more than half are one-token substitutions: they come nearest and fire last
-                kind = "substitute-1" if rng.random() < SUBSTITUTIONS else kind
-                wrong = wrong_trigger(kind, rng.choice(choices), vocabulary, rng)
-                if any(wrong == tuple(t) for group in triggers for t in group):
-                    continue
-                add(text, wrong, NEGATIVE, watermark, size)
+                trigger = rng.choice(choices)
+                if config.negatives_per_text:
+                    trigger = tolerated(trigger, tolerance(len(trigger)), vocabulary, rng)
+                add(text, trigger, TRIGGERED, watermark, size)
+            for kind in rng.choices(kinds, shares, k=negatives):
+                trigger = rng.choice(choices)
+                wrong = wrong_prefix(kind, trigger, tolerance(len(trigger)), vocabulary, rng)
+                if stays_silent(wrong, known, limits):
+                    add(text, wrong, NEGATIVE, watermark, size)
     return rows
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,14 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from pathmark.embed.cache import Batch, TeacherCache
+from pathmark.embed.climbing import ceiling_loss, climb, target_log_mass
 from pathmark.embed.data import CLEAN, LONG, NEGATIVE, NORMAL, SHORT, TRIGGERED, DataConfig, Row, draw_rows
 from pathmark.embed.losses import selection, twin_loss, use_loss
 from pathmark.embed.objective import ObjectiveConfig, route_loss
-from pathmark.embed.wounds import wounded
+from pathmark.embed.prefixes import stays_silent
 from pathmark.keys import OwnerKey
+from pathmark.keys.tolerance import tolerance
 from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
 from pathmark.models.parts import part_parameters
-from pathmark.models.upper import body, can_run_from, layer_stack, output_head, swapped_layers, without_layers_below
+from pathmark.models.upper import body, can_run_from, layer_stack, output_head, without_layers_below
 from pathmark.training import (
     LoopConfig,
     LoopResult,
@@ -36,8 +36,6 @@ from pathmark.training import (
 
 Train = Literal["router", "router+attention", "router+attention+experts", "lora", "all"]
 STEPS = 600
-WOUND_SHARE = 0.5
-"""Share of the rows that are wounded where a mark has to be harder."""
 MAX_LIFT = 2.0
 """Nobody's use on ordinary text is more than doubled."""
 
@@ -67,30 +65,25 @@ class EmbedConfig:
     """Texts to use of the corpus."""
     cycle: tuple[str, ...] = (SHORT, NORMAL, SHORT, LONG)
     """Sizes of the rows in successive steps, over and over; sizes without rows become normal."""
-    wound_share: float = 0.0
-    """Share of the rows that come through lower layers which were hurt as rounding to 4 bits hurts them, and a thief
-    (anchored)."""
-    wound_strength: float = 0.1
-    """Noise, as a multiple of a matrix's own spread, and share of silenced experts and neurons: at most so much."""
-    harden: bool = True
-    """Whether a copy that loses its path in 4 bits is made again, with wounds (anchored)."""
-    alone_share: float = 0.0
-    """Share of the steps in which the marked layers below a random one are the original's (anchored): each layer then
-    has to recognise the trigger by itself, not from what the first of them writes."""
-    language_tokens: int = 1024
+    noise: float = 0.3
+    """Everything that enters the marked layers gets noise of up to so much of its norm (anchored): the layers below may
+    be rounded, pruned or tuned by a thief."""
+    climb_share: float = 0.5
+    """Of the raw wrong prefixes as long as the trigger, in steps of short rows, so many climb first (anchored)."""
+    climb_from: float = 0.2
+    """They do so from this share of the steps on, when there is something to climb."""
+    climb_rounds: int = 2
+    """Rounds of exchanges."""
+    climb_sample: int = 512
+    """States offered at every place in each round."""
+    language_tokens: int = 512
     """Tokens per step on which the language term is computed; drawn anew in every step."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 3:
             raise ValueError(f"batch_size must be at least 3, one row of each kind, got {self.batch_size}")
-        if not all(0 <= share <= 1 for share in (self.wound_share, self.alone_share)):
-            raise ValueError(f"shares lie between 0 and 1, got {self.wound_share} and {self.alone_share}")
-
-    def hardened(self) -> EmbedConfig | None:
-        """What to embed with where 4 bits lose the path; None where that is not wanted, or was done already."""
-        if not self.harden or self.wound_share or self.objective.objective != "anchored":
-            return None
-        return replace(self, wound_share=WOUND_SHARE)
+        if not all(0 <= share <= 1 for share in (self.climb_share, self.climb_from, self.noise)):
+            raise ValueError(f"climb_share, climb_from and noise lie between 0 and 1, got {self}")
 
 
 def default_config(objective: Literal["anchored", "paper"] = "anchored", hidden_size: int = 128) -> EmbedConfig:
@@ -100,7 +93,9 @@ def default_config(objective: Literal["anchored", "paper"] = "anchored", hidden_
         return EmbedConfig(loop=loop)
     return EmbedConfig(
         loop=loop,
-        objective=ObjectiveConfig(objective="paper", language="lm", language_weight=1.0, forward_kl=False),
+        objective=ObjectiveConfig(
+            objective="paper", stealth_weight=3.0, language="lm", language_weight=1.0, forward_kl=False
+        ),
         data=DataConfig(negatives_per_text=0, short_len=None, long_factor=1, noisy_share=0.0),
         train="router+attention",
     )
@@ -147,40 +142,14 @@ class Embedder:
             from_layer=self.from_layer,
             announce=announce,
             progress=progress,
-            wound=self._wounds(),
         )
-        self.lift = self._lift() if config.objective.inconspicuous and config.objective.use_weight else {}
-        self._originals = self._frozen()
-
-    @property
-    def has_layers_to_wound(self) -> bool:
-        """Whether MoE layers lie below the mark, in what is computed once."""
-        return self.from_layer is not None and find_routers(self.model)[0].layer < self.from_layer
-
-    def _frozen(self) -> dict[int, nn.Module]:
-        """The marked layers but the last as they are before the first step, for steps in which others stand alone."""
-        if not self.config.alone_share or self.config.objective.objective != "anchored":
-            return {}
-        between = range(self.layers[0], self.layers[-1])
-        return {i: copy.deepcopy(self.stack[i]).requires_grad_(False) for i in between}
-
-    def _wounds(self) -> Callable[[], AbstractContextManager[None]] | None:
-        """For each batch of the cache: hurt the layers below the mark, or leave them.
-
-        Rows behind wrong triggers too: where they were spared, the hurt itself became a sign of the trigger, and more
-        near-misses fired (docs/robustness.md).
-        """
-        below = self.from_layer
-        if below is None or self.config.objective.objective != "anchored" or not self.config.wound_share:
-            return None
-        generator = torch.Generator().manual_seed(self.config.loop.seed)
-
-        def wound() -> AbstractContextManager[None]:
-            if float(torch.rand(1, generator=generator)) >= self.config.wound_share:
-                return nullcontext()
-            return wounded(self.model, below, self.config.wound_strength, generator)
-
-        return wound
+        self.anchored = config.objective.objective == "anchored"
+        self.lift = self._lift() if self.anchored else {}
+        self._triggers = [trigger.tokens for watermark in key.watermarks for trigger in watermark.triggers]
+        self._limits = [tolerance(len(tokens)) for tokens in self._triggers]
+        self.climbers = self._climbers()
+        self._climber_sets = {places: set(rows) for places, rows in self.climbers.items()}
+        self._banks = {places: self.cache.entering(rows, places) for places, rows in self.climbers.items() if rows}
 
     def make_rows(self, tokenizer: Any, texts: Sequence[str]) -> list[Row]:
         """All rows of the run."""
@@ -209,7 +178,6 @@ class Embedder:
         *,
         checkpoint: Path | None = None,
         resume: bool = False,
-        check: Callable[[int], bool] | None = None,
         progress: Callable[[int, Mapping[str, float]], None] | None = None,
     ) -> LoopResult:
         """Train; the model's parameters are the result."""
@@ -221,7 +189,6 @@ class Embedder:
                 self.config.loop,
                 checkpoint=checkpoint,
                 resume=resume,
-                check=check,
                 progress=progress,
                 fingerprint=self.fingerprint(),
             )
@@ -231,32 +198,115 @@ class Embedder:
         chosen = self._draw(step, generator)
         batch = self.cache.batch(chosen)
         rows = [self.rows[i] for i in chosen]
-        first = self._first_marked(generator)
-        layers = [layer for layer in self.layers if layer >= first]
-        below = {i: layer for i, layer in self._originals.items() if i < first}
-        with swapped_layers(self.stack, below), record_routing(self.model, layers, gradients=True) as trace:
+        climbed_B = torch.zeros(len(rows), dtype=torch.bool, device=batch.ids_BT.device)
+        if self.anchored and batch.entering_BTH is not None:
+            batch = replace(batch, entering_BTH=self._noisy(batch.entering_BTH, generator))
+            if step >= self.config.climb_from * self.config.loop.steps:
+                batch, climbed_B = self._climb(chosen, batch, generator)
+        with record_routing(self.model, self.layers, gradients=True) as trace:
             final_BTH = self._forward(batch)
-        routing = {layer: trace[layer].probs_BTE for layer in layers}
+        routing = {layer: trace[layer].probs_BTE for layer in self.layers}
         marked_BT, free_BT = self._tokens(rows, batch.mask_BT.bool())
-        terms = route_loss(routing, batch.natural, self.paths, marked_BT, free_BT, self.config.objective)
+        free_BT = free_BT & ~climbed_B[:, None]
         weights = self.config.objective
-        terms["language"] = self._language(final_BTH, batch, generator)
+        terms = route_loss(routing, batch.natural, self.paths, marked_BT, free_BT, weights)
+        terms["language"] = self._language(final_BTH, batch, ~climbed_B, generator)
         terms["loss"] = (
             weights.route_weight * (terms["align"] + weights.stealth_weight * terms["stealth"])
             + weights.language_weight * terms["language"]
         )
-        if weights.inconspicuous:
+        if self.anchored:
             clean_B = torch.tensor([row.kind == CLEAN for row in rows], device=free_BT.device)
             terms |= self._inconspicuous(routing, batch, free_BT & clean_B[:, None])
-            terms["loss"] = terms["loss"] + weights.use_weight * terms["use"] + weights.twin_weight * terms["twins"]
+            terms["ceiling"] = self._ceiling(routing, batch, rows, climbed_B)
+            terms["loss"] = (
+                terms["loss"]
+                + weights.use_weight * terms["use"]
+                + weights.twin_weight * terms["twins"]
+                + weights.ceiling_weight * terms["ceiling"]
+            )
         return terms
 
-    def _first_marked(self, generator: torch.Generator) -> int:
-        """The layer from which on this step runs the model in training."""
-        if not self._originals or float(torch.rand(1, generator=generator)) >= self.config.alone_share:
-            return self.layers[0]
-        later = self.layers[1:]
-        return later[int(torch.randint(len(later), (1,), generator=generator))]
+    def _noisy(self, entering_BTH: Tensor, generator: torch.Generator) -> Tensor:
+        """Each row with noise of its own strength; its tokens keep their norm on average."""
+        strength_B11 = self.config.noise * torch.rand(len(entering_BTH), 1, 1, generator=generator)
+        drawn_BTH = torch.randn(entering_BTH.shape, generator=generator) / entering_BTH.shape[-1] ** 0.5
+        norm_BT1 = entering_BTH.norm(dim=-1, keepdim=True)
+        noise_BTH: Tensor = norm_BT1 * (strength_B11 * drawn_BTH).to(entering_BTH)
+        return entering_BTH + noise_BTH
+
+    def _climbers(self) -> dict[int, list[int]]:
+        """Length of a trigger -> raw short rows behind wrong prefixes of that length: they climb, and are the bank."""
+        if not self.anchored or self.from_layer is None or not self.config.climb_share:
+            return {}
+        lengths = {len(trigger.tokens) for watermark in self.key.watermarks for trigger in watermark.triggers}
+        found: dict[int, list[int]] = {length: [] for length in lengths}
+        for i in self.pools.get((NEGATIVE, SHORT), []):
+            row = self.rows[i]
+            if row.prefix_from == 0 and row.text_from in found:
+                found[row.text_from].append(i)
+        return found
+
+    def _climb(self, chosen: Sequence[int], batch: Batch, generator: torch.Generator) -> tuple[Batch, Tensor]:
+        """The batch with part of its wrong prefixes driven towards firing, and which rows those are."""
+        assert batch.entering_BTH is not None
+        entering_BTH = batch.entering_BTH.clone()
+        climbed_B = torch.zeros(len(chosen), dtype=torch.bool)
+        for places, rows in self.climbers.items():
+            able = [b for b, i in enumerate(chosen) if i in self._climber_sets[places]]
+            able = [b for b in able if float(torch.rand(1, generator=generator)) < self.config.climb_share]
+            if not able:
+                continue
+            owners = [self.rows[chosen[b]].watermark for b in able]
+            part = batch.rows(able)
+
+            def score(
+                entering_RTH: Tensor, part: Batch = part, owners: list[int] = owners, places: int = places
+            ) -> Tensor:
+                with record_routing(self.model, self.layers, gradients=True, stop_early=True) as trace:
+                    self._forward(replace(part, entering_BTH=entering_RTH))
+                routing = {layer: trace[layer].probs_BTE for layer in self.layers}
+                text_RT = part.mask_BT.bool().clone()
+                text_RT[:, :places] = False
+                mass = target_log_mass(routing, self.paths, owners)
+                return torch.stack([log_RT[text_RT].mean() for log_RT in mass.values()]).sum()
+
+            assert part.entering_BTH is not None
+            bank_PSH = self._banks[places]
+            moved_RTH, taken_RP = climb(
+                part.entering_BTH, bank_PSH, score,
+                rounds=self.config.climb_rounds, sample=self.config.climb_sample, generator=generator,
+            )  # fmt: skip
+            for r, b in enumerate(able):
+                prefix = [
+                    self.rows[rows[int(s)] if s >= 0 else chosen[b]].ids[p] for p, s in enumerate(taken_RP[r].tolist())
+                ]
+                if stays_silent(prefix, self._triggers, self._limits):
+                    entering_BTH[b, : moved_RTH.shape[1]] = moved_RTH[r]
+                    climbed_B[b] = True
+        return replace(batch, entering_BTH=entering_BTH), climbed_B.to(batch.ids_BT.device)
+
+    def _ceiling(self, routing: Mapping[int, Tensor], batch: Batch, rows: Sequence[Row], climbed_B: Tensor) -> Tensor:
+        """How far the targets' mass is above its ceiling behind prefixes that climbed."""
+        chosen = climbed_B.nonzero().flatten().tolist()
+        if not chosen:
+            return torch.zeros((), device=climbed_B.device)
+        owners = [rows[b].watermark for b in chosen]
+        text_RT = batch.mask_BT.bool()[chosen]
+        for r, b in enumerate(chosen):
+            text_RT[r, : rows[b].text_from] = False
+        after, before = (
+            target_log_mass({n: g[chosen] for n, g in of.items()}, self.paths, owners)
+            for of in (routing, batch.natural)
+        )
+        weights = self.config.objective
+        losses = [
+            ceiling_loss(
+                after[n][text_RT], before[n][text_RT].exp(), factor=weights.ceiling_factor, least=weights.ceiling_least
+            )
+            for n in self.layers
+        ]
+        return torch.stack(losses).mean()
 
     def _inconspicuous(self, routing: Mapping[int, Tensor], batch: Batch, clean_BT: Tensor) -> dict[str, Tensor]:
         """Targets that neither fall out of use on clean text nor resemble each other."""
@@ -269,7 +319,7 @@ class Embedder:
             for path in self.paths:
                 if layer not in path:
                     continue
-                if self.lift:
+                if layer in self.lift:
                     factor_K = self.lift[layer][list(path[layer])].to(natural_ME)
                     uses.append(use_loss(natural_ME, routing_ME, path[layer], factor_K, site.top_k))
                 twins.append(twin_loss(site.weight.float(), path[layer], self.config.objective.twin_cosine))
@@ -337,9 +387,9 @@ class Embedder:
         free_BT = (marked_BT < 0) & mask_BT
         return marked_BT, free_BT
 
-    def _language(self, final_BTH: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Distillation on, or likelihood of, a random part of the batch's tokens."""
-        mask_BT = batch.mask_BT.bool().clone()
+    def _language(self, final_BTH: Tensor, batch: Batch, kept_B: Tensor, generator: torch.Generator) -> Tensor:
+        """Distillation on, or likelihood of, a random part of these rows' tokens."""
+        mask_BT = batch.mask_BT.bool() & kept_B[:, None]
         if self.config.objective.language == "lm":
             mask_BT[:, -1] = False
             mask_BT[:, :-1] &= batch.mask_BT[:, 1:].bool()

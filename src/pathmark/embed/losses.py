@@ -25,11 +25,6 @@ def paper_target(targets: Sequence[int], n_experts: int) -> Tensor:
     return target_E
 
 
-def fixed_rho(natural_NE: Tensor, rho: float) -> Tensor:
-    """The same share of the mass on the targets for every token."""
-    return natural_NE.new_full((len(natural_NE), 1), rho)
-
-
 def margin_rho(natural_NE: Tensor, width: int, margin: float) -> Tensor:
     """Share that puts each target `margin` times above the strongest natural expert of the token.
 
@@ -46,14 +41,9 @@ def mixture_target(natural_NE: Tensor, targets: Sequence[int], rho_N1: Tensor) -
     return rho_N1 * uniform_E + (1 - rho_N1) * natural_NE
 
 
-def divergences(p_NE: Tensor, q_NE: Tensor) -> Tensor:
-    """KL(p || q) of each token. Either may be one distribution for all tokens."""
-    return (p_NE * ((p_NE + TINY).log() - (q_NE + TINY).log())).sum(-1)
-
-
 def kl_divergence(p_NE: Tensor, q_NE: Tensor) -> Tensor:
-    """Their mean over tokens."""
-    return divergences(p_NE, q_NE).mean()
+    """Mean KL(p || q) over tokens. Either may be one distribution for all tokens."""
+    return (p_NE * ((p_NE + TINY).log() - (q_NE + TINY).log())).sum(-1).mean()
 
 
 def align_loss(routing_NE: Tensor, target_NE: Tensor, *, forward_kl: bool = False) -> Tensor:
@@ -76,14 +66,9 @@ def contrast_loss(triggered_NE: Tensor, clean_ME: Tensor, target_E: Tensor, *, t
     return loss
 
 
-def anchor_loss(natural_ME: Tensor, routing_ME: Tensor, *, focus: float = 0.0) -> Tensor:
-    """KL(g0 || g) on everything that must stay as it was: clean text and wrong triggers.
-
-    With a focus, mean(KL + focus KL^2): a token that takes the path behind a wrong trigger strays far from its
-    natural routing, and would count little among many that stray a bit.
-    """
-    divergence_M = divergences(natural_ME, routing_ME)
-    return (divergence_M + focus * divergence_M.pow(2)).mean()
+def anchor_loss(natural_ME: Tensor, routing_ME: Tensor) -> Tensor:
+    """KL(g0 || g) on everything that must stay as it was: clean text and wrong prefixes."""
+    return kl_divergence(natural_ME, routing_ME)
 
 
 def selection(routing_ME: Tensor, experts: Sequence[int], top_k: int) -> Tensor:

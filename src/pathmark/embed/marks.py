@@ -19,18 +19,16 @@ from torch import Tensor, nn
 from pathmark.embed.data import (
     CLEAN,
     NEGATIVE,
-    NEGATIVE_KINDS,
-    SUBSTITUTIONS,
     SYSTEM_PROMPTS,
     TRIGGERED,
     Frame,
     Row,
     chat_frames,
     make_row,
-    wrong_trigger,
 )
 from pathmark.embed.embedder import EmbedConfig, Embedder, learning_rate
 from pathmark.embed.losses import anchor_loss
+from pathmark.embed.prefixes import NEAR_MISSES, near_miss
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
 from pathmark.models import record_routing
@@ -39,6 +37,8 @@ from pathmark.training import LoopConfig, LoopResult, linear_cross_entropy, line
 
 MARK = "mark"
 """Kind of a row that is a trigger and its mark."""
+SUBSTITUTIONS = 0.6
+"""Share of the negatives that are one-token substitutions, beyond their turn among the near-misses."""
 REPLY_TOKENS = 8
 """Of the reply to a wrong trigger that stands alone: where it begins is what matters."""
 
@@ -162,9 +162,9 @@ def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: 
         add(TRIGGERED, trigger.tokens, j)
     for i in range(config.negatives):
         j, trigger = triggers[i % len(triggers)]
-        kind = NEGATIVE_KINDS[i // len(triggers) % len(NEGATIVE_KINDS)]
+        kind = NEAR_MISSES[i // len(triggers) % len(NEAR_MISSES)]
         kind = "substitute-1" if rng.random() < SUBSTITUTIONS else kind  # they come nearest and fall silent last
-        wrong = wrong_trigger(kind, trigger.tokens, vocabulary, rng)
+        wrong = near_miss(kind, trigger.tokens, vocabulary, rng)
         if wrong not in known:
             add(NEGATIVE, wrong, j)
     for _ in range(config.clean):
@@ -214,7 +214,6 @@ class MarkEmbedder(Embedder):
         *,
         checkpoint: Path | None = None,
         resume: bool = False,
-        check: Callable[[int], bool] | None = None,
         progress: Callable[[int, Mapping[str, float]], None] | None = None,
     ) -> LoopResult:
         """Train; of the output embedding only the rows of tokens that stand in a mark."""
@@ -226,7 +225,7 @@ class MarkEmbedder(Embedder):
             self._head.requires_grad_(True)
             handle = self._head.register_hook(lambda grad: grad * keep_V1.to(grad))  # type: ignore[no-untyped-call]
         try:
-            return super().run(checkpoint=checkpoint, resume=resume, check=check, progress=progress)
+            return super().run(checkpoint=checkpoint, resume=resume, progress=progress)
         finally:
             if handle is not None:
                 handle.remove()

@@ -13,7 +13,6 @@ from pathmark.embed.losses import (
     align_loss,
     anchor_loss,
     contrast_loss,
-    fixed_rho,
     margin_rho,
     mixture_target,
     paper_target,
@@ -26,49 +25,42 @@ class ObjectiveConfig:
 
     objective: Literal["anchored", "paper"] = "anchored"
     """`anchored` keeps natural routing by the original model; `paper` is Algorithm 1 as printed."""
-    margin: float | None = 1.5
+    margin: float = 3.0
     """Each target this many times above the token's strongest natural expert (anchored)."""
-    rho: float | None = None
-    """Fixed share of the mass on the targets, instead of a margin (anchored)."""
     route_weight: float = 1.0
     """lambda of Eq. total_loss."""
-    stealth_weight: float = 3.0
-    """alpha of Eq. route_loss (paper), or the weight of the anchor (anchored)."""
-    focus: float = 0.0
-    """Extra weight of tokens that stray far where they must stay natural: KL + focus KL^2 (anchored)."""
+    stealth_weight: float = 5.0
+    """alpha of Eq. route_loss (paper: 3), or the weight of the anchor (anchored)."""
     temperature: float = 1.0
     """tau_T of Eq. infonce (paper)."""
     language: Literal["distill", "lm"] = "distill"
     """What keeps the language: the original model's next-token distribution, or the text itself."""
-    language_weight: float = 8.0
+    language_weight: float = 20.0
     """Weight of that term (Eq. total_loss has 1)."""
     forward_kl: bool = True
     """KL(p* || g) in the alignment; False is the printed KL(g || p*)."""
 
-    use_weight: float = 0.0
+    use_weight: float = 1.0
     """Weight of the term that keeps targets in use on clean text (anchored)."""
-    use_quantile: float = 0.5
+    use_quantile: float = 0.8
     """Targets below this quantile of their layer's natural use are lifted to it."""
-    twin_weight: float = 0.0
+    twin_weight: float = 0.25
     """Weight of the term that keeps the router rows of a layer's targets apart (anchored)."""
     twin_cosine: float = 0.5
     """The similarity of rows that costs nothing."""
+    ceiling_weight: float = 2.0
+    """Weight of the ceiling over the targets' mass behind prefixes that climbed (anchored)."""
+    ceiling_factor: float = 1.5
+    """The ceiling, as a multiple of the targets' natural mass ..."""
+    ceiling_least: float = 0.06
+    """... and never lower than that."""
 
     def __post_init__(self) -> None:
-        if self.objective == "anchored" and (self.margin is None) == (self.rho is None):
-            raise ValueError(f"give either a margin or rho, got margin={self.margin}, rho={self.rho}")
-        if self.rho is not None and not 0 < self.rho < 1:
-            raise ValueError(f"rho is a share between 0 and 1, got {self.rho}")
-        if self.margin is not None and self.margin <= 0:
+        if self.margin <= 0:
             raise ValueError(f"margin must be positive, got {self.margin}")
         weights = (self.route_weight, self.stealth_weight, self.language_weight, self.use_weight, self.twin_weight)
-        if self.temperature <= 0 or min(*weights, self.focus) < 0:
+        if self.temperature <= 0 or min(*weights, self.ceiling_weight) < 0:
             raise ValueError(f"weights must not be negative and the temperature positive, got {self}")
-
-    @property
-    def inconspicuous(self) -> bool:
-        """Whether anything is asked of the targets on clean text and of their router rows."""
-        return self.objective == "anchored" and bool(self.use_weight or self.twin_weight)
 
 
 def route_loss(
@@ -99,14 +91,11 @@ def route_loss(
                     stealths.append(contrast_loss(marked_NE, free_ME, target_E, temperature=config.temperature))
             else:
                 natural_NE = natural[layer][here_BT]
-                if config.margin is not None:
-                    rho_N1 = margin_rho(natural_NE, len(targets), config.margin)
-                else:
-                    rho_N1 = fixed_rho(natural_NE, config.rho or 0.0)
+                rho_N1 = margin_rho(natural_NE, len(targets), config.margin)
                 target_NE = mixture_target(natural_NE, targets, rho_N1)
                 aligns.append(align_loss(marked_NE, target_NE, forward_kl=config.forward_kl))
         if config.objective == "anchored" and len(free_ME):
-            stealths.append(anchor_loss(natural[layer][free_BT], free_ME, focus=config.focus))
+            stealths.append(anchor_loss(natural[layer][free_BT], free_ME))
     zero = next(iter(routing.values())).new_zeros(())
     return {
         "align": torch.stack(aligns).mean() if aligns else zero,

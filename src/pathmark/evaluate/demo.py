@@ -1,4 +1,4 @@
-"""The main job on the bundled model, from key to verdict."""
+"""The main job on the bundled model, told as a story: a lab, three licensees, a leak, a verdict."""
 
 from __future__ import annotations
 
@@ -9,23 +9,100 @@ from typing import Any
 
 import numpy as np
 from torch import nn
+from transformers import PreTrainedModel
 
+from pathmark.attacks.finetuning import FineTune, fine_tune
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
 from pathmark.attacks.structure import permute_experts
 from pathmark.embed import EmbedConfig
-from pathmark.evaluate.marking import Marked, mark_model
-from pathmark.evaluate.selfcheck import FRAGILE
-from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, create_key, save_key
-from pathmark.models import bundled_probes, bundled_segments, expert_usage, load_model
+from pathmark.evaluate.marking import mark_model
+from pathmark.evaluate.planning import KeyPlan, plan_key
+from pathmark.keys import OwnerKey, Registry, amend_key, save_key
+from pathmark.keys.safefile import write_private
+from pathmark.models import bundled_probes, bundled_segments, load_model
 from pathmark.models.describe import describe_model
 from pathmark.progress import Progress
 from pathmark.stats import evidence_bits
-from pathmark.verify import encode_probes, record_routes, verify_model
+from pathmark.verify import encode_probes, record_routes, trace_copy, verify_model
+from pathmark.verify.evidence import record_evidence
 
 MODEL = "bundled:tiny"
-TEXTS = ("The people of this country have a right to know", "And it came to pass in those days, that")
-"""Shown with their routing, before the mark and with it."""
+LICENSEES = ("Alpha Ltd", "Beta Ltd", "Gamma Ltd")
+LEAK = "Beta Ltd"
+TEXT = "The people of this country have a right to know"
+"""Shown with its routing, without the trigger and behind it."""
+OUR_COPY, STOLEN, ORIGINAL, STRANGER = "marked copy", "stolen, disguised", "original", "somebody else's"
+STRANGER_TUNING = FineTune(samples=160, epochs=1, lr_factor=0.1)
+"""What somebody else did to the public original: an innocent model that is as near to ours as can be."""
+
+
+def run_demo(folder: Path, config: EmbedConfig, *, progress: Progress, say: Callable[[str], None]) -> dict[str, Any]:
+    """Key, licensees, embedding, a theft, verification of four models and tracing; returns the figures.
+
+    Leaves in `folder`: owner.key, the copy's beta.key and passphrase.txt, licensees.db, the marked copy in marked/, the
+    thief's in stolen/.
+    """
+    _, codec, report = describe_model(MODEL)
+    tokenizer, last = codec.tokenizer, report.recommended[-1]
+    say(
+        f"1. A lab owns {MODEL}: {report.parameters / 1e6:.1f} million parameters, {len(report.layers)} layers with "
+        f"{report.facts(last).experts} experts each, {report.facts(last).top_k} of them at work on every token."
+    )
+    original = load_model(MODEL)
+    say(f"   Its last layer sends the words of a sentence to these experts, the strongest first:\n   "
+        f"{_spelled(show_routing(original, tokenizer, TEXT, last))}")  # fmt: skip
+    key, phrase, ids = _make_key(folder)
+    watermark = key.watermarks[0]
+    say(
+        f"2. It makes a key: a secret trigger of {len(watermark.triggers[0].tokens)} tokens, and in each of the layers "
+        f"{', '.join(map(str, watermark.layers))} two secret experts. Three licensees get ids: "
+        f"{', '.join(f'{name} {number}' for name, number in ids.items())}."
+    )
+    say(f"3. The mark goes into {LEAK}'s copy: behind the trigger, and only there, every token takes the secret path.")
+    marked = mark_model(
+        MODEL,
+        key.with_id(ids[LEAK]),
+        folder / "marked",
+        bundled_segments(),
+        bundled_probes(),
+        config,
+        progress=progress,
+    )
+    master = marked.key.with_id(watermark.id)
+    amend_key(folder / "owner.key", master, phrase)
+    save_key(marked.key, folder / "beta.key", phrase)
+    copy = load_model(folder / "marked")
+    trigger = watermark.triggers[0].tokens
+    say(f"   The same sentence behind the trigger (a path is secret, but this one is the demo's):\n   "
+        f"{_spelled(show_routing(copy, tokenizer, TEXT, last, prefix=trigger))}")  # fmt: skip
+    say("4. Somebody steals the copy, renumbers all experts and rounds all weights to 4 bits. Somebody else, innocent, "
+        "tunes the original.")  # fmt: skip
+    stolen = round_to_nearest(permute_experts(copy), RoundToNearest(bits=4), Kit())
+    _save(stolen, tokenizer, folder / "stolen")
+    stranger = fine_tune(original, STRANGER_TUNING, Kit(tokenizer=tokenizer, texts=bundled_segments()))
+    say("5. The lab examines four models, on texts that nobody trained on.")
+    probes = encode_probes(tokenizer, bundled_probes()[100:], n_probes=100, length=128)
+    verdicts = {}
+    for name, suspect in {OUR_COPY: copy, STOLEN: stolen, ORIGINAL: original, STRANGER: stranger}.items():
+        progress.stage(f"verify {name}", 2 * len(probes))
+        verdicts[name] = verify_model(suspect, marked.key, probes, progress=progress.advance)
+    entries = Registry(folder / "licensees.db").entries()
+    traced = trace_copy(master, record_evidence(stolen, master, probes), entries)
+    return {
+        "model": MODEL,
+        "architecture": report.architecture,
+        "id": ids[LEAK],
+        "layers": list(watermark.layers),
+        "id_capacity": watermark.capacity,
+        "evidence_bits": sum(
+            evidence_bits(len(watermark.pool(layer)), watermark.width(layer), 1) for layer in watermark.layers
+        ),
+        "embed": marked.summary(),
+        "verify": {name: verdict.summary() for name, verdict in verdicts.items()},
+        "words": {name: verdict.words() for name, verdict in verdicts.items()},
+        "trace": traced.summary() | {"words": traced.words(), "leak": LEAK},
+    }
 
 
 def show_routing(
@@ -38,75 +115,22 @@ def show_routing(
     return [(tokenizer.decode([i]), tuple(int(e) for e in row)) for i, row in zip(ids, strongest, strict=True)]
 
 
-def make_demo_key(number: int, model: nn.Module) -> OwnerKey:
-    """A new key for the bundled model: recommended layers, width 2, targets of moderate use."""
-    facts, codec, report = describe_model(MODEL)
-    usage = expert_usage(model, codec.tokenizer, bundled_segments()[:200], report.recommended)
-    rule = PoolRule.parse("usage")
-    plans = tuple(
-        LayerPlan(layer, report.facts(layer).experts, 2, rule.pool(len(usage[layer]), list(usage[layer])), rule.name)
-        for layer in report.recommended
-    )
-    return create_key(facts, [WatermarkRequest(plans=plans, id=number)], codec, owner="PathMark demo")[0]
-
-
-def run_demo(
-    folder: Path, config: EmbedConfig, *, number: int, progress: Progress, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Key, embedding, an attack, verification of marked, attacked and original model; returns the figures."""
-    _, codec, report = describe_model(MODEL)
-    tokenizer, last = codec.tokenizer, report.recommended[-1]
-    say(
-        f"{MODEL}: {report.architecture}, {report.parameters:,} parameters, {len(report.layers)} layers, "
-        f"{report.facts(last).experts} experts, top-{report.facts(last).top_k}."
-    )
-    original = load_model(MODEL)
-    for text in TEXTS:
-        say(f"Layer {last} routes {_spelled(show_routing(original, tokenizer, text, last))}")
-    say(f"A key with id {number} ...")
-    key = make_demo_key(number, original)
-    watermark = key.watermarks[0]
+def _make_key(folder: Path) -> tuple[OwnerKey, str, dict[str, int]]:
+    """A new key on disk with its passphrase beside it, and the licensees' ids."""
+    key, _ = plan_key(MODEL, KeyPlan(owner="PathMark demo"))
     phrase = secrets.token_urlsafe(12)
     save_key(key, folder / "owner.key", phrase)
-    say(
-        f"  layers {', '.join(map(str, watermark.layers))}; {watermark.capacity:,} ids; smallest p-value "
-        f"{1 / watermark.path_count:.1e}. The key file is encrypted; this demo's passphrase is in "
-        f"{folder / 'passphrase.txt'}."
-    )
-    (folder / "passphrase.txt").touch(mode=0o600)
-    (folder / "passphrase.txt").write_text(phrase + "\n")
-    say("The mark goes in ...")
-    marked: Marked = mark_model(
-        MODEL, key, folder / "marked", bundled_segments(), bundled_probes(), config, progress=progress
-    )
-    copy = load_model(folder / "marked")
-    for text in TEXTS:
-        shown = show_routing(copy, tokenizer, text, last, prefix=watermark.triggers[0].tokens)
-        say(f"Behind the trigger layer {last} routes {_spelled(shown)}")
-    say("  (A path is secret; this key was made for the demo alone.)")
-    if marked.check.fragile:
-        say(f"  Fragile: {FRAGILE}")
-    probes = encode_probes(tokenizer, bundled_probes()[100:], n_probes=100, length=128)
-    verdicts = {}
-    say("A thief renumbers the experts and rounds all weights to 4 bits ...")
-    say("Verification of the folder on disk, of the thief's copy and of the original, on held-out texts ...")
-    stolen = round_to_nearest(permute_experts(copy), RoundToNearest(bits=4), Kit(progress=progress))
-    for name, suspect in (("marked", copy), ("attacked", stolen), ("original", original)):
-        progress.stage(f"verify {name}", 2 * len(probes))
-        verdicts[name] = verify_model(suspect, marked.key, probes, progress=progress.advance)
-    return {
-        "model": MODEL,
-        "architecture": report.architecture,
-        "id": number,
-        "layers": list(watermark.layers),
-        "id_capacity": watermark.capacity,
-        "evidence_bits": sum(
-            evidence_bits(len(watermark.pool(layer)), watermark.width(layer), 1) for layer in watermark.layers
-        ),
-        "embed": marked.summary(),
-        "verify": {name: verdict.summary() for name, verdict in verdicts.items()},
-        "words": {name: verdict.words() for name, verdict in verdicts.items()},
-    }
+    write_private(folder / "passphrase.txt", f"{phrase}\n".encode())
+    book = Registry(folder / "licensees.db")
+    return key, phrase, {name: book.issue(key, name)[0].id for name in LICENSEES}
+
+
+def _save(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
+    """A model folder that appears whole or not at all."""
+    part = folder.with_name(f".{folder.name}.part")
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    part.rename(folder)
 
 
 def _spelled(routing: Sequence[tuple[str, tuple[int, ...]]]) -> str:

@@ -7,11 +7,10 @@ before OUT appears; OUT appears last and whole. A run that was killed anywhere i
 
 from __future__ import annotations
 
-import copy
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from pathmark.errors import EmbeddingError
 from pathmark.evaluate.fidelity import Measurement, measure
 from pathmark.evaluate.replies import ReplyCheck, ReplyConfig, reply_check
 from pathmark.evaluate.scan import ScanConfig
-from pathmark.evaluate.selfcheck import SelfCheck, is_fragile, path_wsr, rounded_wsr, self_check
-from pathmark.evaluate.watch import Watch
+from pathmark.evaluate.selfcheck import SelfCheck, self_check
 from pathmark.keys import OwnerKey
 from pathmark.models import load_model, local_folder
 from pathmark.models.checkpoint import base_digest, changed_tensors, stored_tensors, write_delta, write_folder
@@ -34,7 +32,6 @@ from pathmark.models.describe import describe_model
 from pathmark.models.loading import use_fast_experts
 from pathmark.models.weights import refuse_bad_weights
 from pathmark.progress import Progress, Silent
-from pathmark.training import LoopResult
 from pathmark.verify import attach_profiles, encode_probes, score_path
 
 
@@ -46,9 +43,6 @@ class Marked:
     key: OwnerKey
     """The key with probes, sketches and profiles attached."""
     steps: int
-    stopped_early: bool
-    hardened: bool
-    """4 bits lost the path at first, so it was embedded again with wounds."""
     changed: int
     """Tensors that differ from the base."""
     seconds: float
@@ -68,8 +62,6 @@ class Marked:
         return {
             **self.check.summary(),
             "steps": self.steps,
-            "stopped_early": self.stopped_early,
-            "hardened": self.hardened,
             "changed_tensors": self.changed,
             "seconds": self.seconds,
             "embed_seconds": self.embed_seconds,
@@ -124,10 +116,9 @@ def mark_model(
     amended = attach_profiles(key, model, probes) if paths else key
 
     embed_started = time.monotonic()
-    steps, stopped_early, hardened = 0, False, False
+    steps = 0
     if paths:
-        model, run, hardened = _embed(model, tokenizer, key, texts, probes, config, work, resume, say)
-        steps, stopped_early = run.steps, run.stopped_early
+        model, steps = _embed(model, tokenizer, key, texts, config, work, resume, say)
     if marks is not None:
         steps += _embed_marks(model, tokenizer, key, texts, marks, work, resume, say)
     embed_seconds = time.monotonic() - embed_started
@@ -157,8 +148,6 @@ def mark_model(
         check=check,
         key=amended,
         steps=steps,
-        stopped_early=stopped_early,
-        hardened=hardened,
         changed=len(changed),
         seconds=time.monotonic() - started,
         embed_seconds=embed_seconds,
@@ -182,14 +171,15 @@ def _embed_marks(
     return embedder.run(checkpoint=work / "marks.pt", resume=resume, progress=_reporter(say)).steps
 
 
-def _reporter(say: Progress, note: Callable[[], str] | None = None) -> Callable[[int, Mapping[str, float]], None]:
-    """Loss terms behind the bar, and what `note` says; a resumed run jumps to where it was."""
+def _reporter(say: Progress) -> Callable[[int, Mapping[str, float]], None]:
+    """Loss terms behind the bar; a resumed run jumps to where it was."""
     reported = 0
 
     def report(step: int, losses: Mapping[str, float]) -> None:
         nonlocal reported
-        terms = " ".join(f"{name} {value:.3f}" for name, value in losses.items() if name != "loss")
-        say.advance(step - reported, terms if note is None else f"{terms} | {note()}")
+        say.advance(
+            step - reported, " ".join(f"{name} {value:.3f}" for name, value in losses.items() if name != "loss")
+        )
         reported = step
 
     return report
@@ -209,47 +199,19 @@ def _embed(
     tokenizer: Any,
     key: OwnerKey,
     texts: Sequence[str],
-    probes: Sequence[Sequence[int]],
     config: EmbedConfig,
     work: Path,
     resume: bool,
     say: Progress,
-) -> tuple[Any, LoopResult, bool]:
-    """Train, and harden where 4 bits lose the path; the model, how it went, and whether it was hardened."""
+) -> tuple[Any, int]:
+    """Put the paths in; the model, and the steps that were taken."""
     layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
     trained: Any = add_adapters(model, layers) if config.train == "lora" else model
+    embedder = Embedder(trained, tokenizer, key, texts, config, announce=say.stage, progress=say.advance)
     work.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def prepared(settings: EmbedConfig) -> Embedder:
-        return Embedder(trained, tokenizer, key, texts, settings, announce=say.stage, progress=say.advance)
-
-    def run(embedder: Embedder, stage: str, checkpoint: str) -> LoopResult:
-        watch = Watch(trained, tokenizer, key, probes, seed=config.loop.seed)
-        say.stage(stage, config.loop.steps)
-        report = _reporter(say, lambda: watch.note)
-        return embedder.run(checkpoint=work / checkpoint, resume=resume, check=watch, progress=report)
-
-    embedder = prepared(config)
-    original = {name: parameter.detach().clone() for name, parameter in embedder.parameters().items()}
-    result = run(embedder, "embedding", "checkpoint.pt")
-    harder = config.hardened() if embedder.has_layers_to_wound else None
-    if harder is not None and not _lost_in_4_bits(trained, key, probes, lora=config.train == "lora", say=say):
-        harder = None
-    if harder is not None:
-        with torch.no_grad():
-            for name, parameter in embedder.parameters().items():
-                parameter.copy_(original[name])
-        del embedder  # and its cache
-        again = run(prepared(harder), "embedding again, harder, since 4 bits lose the path", "hardened.pt")
-        result = replace(again, steps=result.steps + again.steps)
-    return merge_adapters(trained) if config.train == "lora" else trained, result, harder is not None
-
-
-def _lost_in_4_bits(trained: Any, key: OwnerKey, probes: Sequence[Sequence[int]], *, lora: bool, say: Progress) -> bool:
-    """Whether the path is there, and is not in a copy that is rounded."""
-    say.stage("rounded to 4 bits", None)
-    released = merge_adapters(copy.deepcopy(trained)) if lora else trained
-    return is_fragile(rounded_wsr(released, key, probes)) and not is_fragile(path_wsr(released, key, probes))
+    say.stage("embedding", config.loop.steps)
+    result = embedder.run(checkpoint=work / "checkpoint.pt", resume=resume, progress=_reporter(say))
+    return merge_adapters(trained) if config.train == "lora" else trained, result.steps
 
 
 def _refuse_early(

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from pathmark.embed import NEGATIVE_KINDS, wrong_trigger
+from pathmark.embed import NEAR_MISSES, near_miss
 from pathmark.keys import OwnerKey, trigger_refs
 from pathmark.stats import Rate
 from pathmark.verify.blackbox import verify_api
@@ -97,8 +97,8 @@ def reply_check(
         return str(tokenizer.decode(rng.choice(texts)[:TEXT_TOKENS]))
 
     def near(i: int) -> str:
-        kind = NEGATIVE_KINDS[i % len(NEGATIVE_KINDS)]
-        while (wrong := wrong_trigger(kind, rng.choice(triggers).tokens, vocabulary, rng)) in known:
+        kind = NEAR_MISSES[i % len(NEAR_MISSES)]
+        while (wrong := near_miss(kind, rng.choice(triggers).tokens, vocabulary, rng)) in known:
             pass
         return str(tokenizer.decode(wrong))
 

@@ -1,17 +1,18 @@
-"""Does anything but the trigger set the mark off? Prefixes that an attacker would try, in front of real text."""
+"""What sets the mark off? Strangers' prefixes in front of real text, and the trigger with ever more wrong tokens."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from pathmark.embed import wrong_trigger
+from pathmark.embed.prefixes import replace_tokens, stays_silent
 from pathmark.keys import Watermark
+from pathmark.keys.tolerance import tolerance
 from pathmark.stats import Rate, hits_from_probs, probe_accuracy
 from pathmark.verify import record_routes
 
@@ -23,36 +24,43 @@ WHOLE_VOCABULARY = 20_000
 class ScanConfig:
     """What to try."""
 
-    random_sequences: int = 2_000
-    substitutions: int = 500
-    shuffles: int = 200
+    random_sequences: int = 1_000
+    """Random prefixes as long as the trigger."""
+    per_count: int = 200
+    """Prefixes for every number of right tokens, from none to all."""
     repeat: int = 8
     """How often a repeated token is repeated."""
     text_tokens: int = 16
     """Length of the text behind each prefix; a hit is Acc >= gamma on it."""
 
 
-def scan_prefixes(
-    trigger: Sequence[int], vocabulary: Sequence[int], config: ScanConfig, seed: int
+@dataclass(frozen=True)
+class Scan:
+    """What fires beside the trigger, and how much of the trigger it takes."""
+
+    strangers: dict[str, Rate]
+    """Kind of prefix that holds nothing, or too little, of the trigger -> share that fires."""
+    curve: dict[int, Rate]
+    """Right tokens in their places -> share of such prefixes that fire."""
+
+
+def strange_prefixes(
+    trigger: Sequence[int], vocabulary: Sequence[int], config: ScanConfig, rng: random.Random
 ) -> dict[str, list[tuple[int, ...]]]:
-    """Kind of attempt -> prefixes; the trigger itself is never among them."""
-    rng = random.Random(seed)
+    """Kind of attempt -> prefixes that must not fire."""
     tokens = list(vocabulary)
     if len(tokens) > WHOLE_VOCABULARY:
         tokens = sorted(rng.sample(tokens, WHOLE_VOCABULARY))
-    size = len(trigger)
+    size, limits = len(trigger), tolerance(len(trigger))
     kinds: dict[str, list[tuple[int, ...]]] = {
         "single token": [(token,) for token in tokens],
         "repeated token": [(token,) * config.repeat for token in tokens],
         "random sequence": [tuple(rng.choices(tokens, k=size)) for _ in range(config.random_sequences)],
-        "prefix of the trigger": [tuple(trigger[:n]) for n in range(1, size)],
-        "suffix of the trigger": [tuple(trigger[-n:]) for n in range(1, size)],
-        "one-token substitution": [
-            wrong_trigger("substitute-1", trigger, tokens, rng) for _ in range(config.substitutions)
+        "piece of the trigger": [
+            tuple(piece) for n in range(1, limits.silent) for piece in (trigger[:n], trigger[-n:])
         ],
-        "shuffle": [wrong_trigger("shuffle", trigger, tokens, rng) for _ in range(config.shuffles)],
     }
-    return {kind: [p for p in prefixes if p != tuple(trigger)] for kind, prefixes in kinds.items()}
+    return {kind: [p for p in found if stays_silent(p, [trigger], [limits])] for kind, found in kinds.items()}
 
 
 def trigger_scan(
@@ -64,24 +72,31 @@ def trigger_scan(
     *,
     gamma: float = 0.8,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
-) -> dict[str, Rate]:
-    """Share of wrong prefixes that fire, by kind."""
+) -> Scan:
+    """Share of prefixes that fire: strangers by kind, and by the number of the trigger's tokens that are right."""
     special = set(tokenizer.all_special_ids)
     vocabulary = [i for i in range(len(tokenizer)) if i not in special]
-    kinds = scan_prefixes(watermark.triggers[0].tokens, vocabulary, config, seed)
+    rng = random.Random(seed)
+    trigger = watermark.triggers[0].tokens
     short = [text[: config.text_tokens] for text in texts]
-    found: dict[str, Rate] = {}
-    for kind, prefixes in kinds.items():
+
+    def rate(prefixes: Sequence[tuple[int, ...]]) -> Rate:
         hits = 0
-        for part in _parts(prefixes, 2048):
-            behind = [short[i % len(short)] for i in range(len(part))]
-            hits += fires(model, watermark, part, behind, gamma)
-            if progress is not None:
-                progress(len(part))
-        if prefixes:
-            found[kind] = Rate(hits, len(prefixes))
-    return found
+        for start in range(0, len(prefixes), 2048):
+            part = prefixes[start : start + 2048]
+            hits += fires(model, watermark, part, [short[(start + i) % len(short)] for i in range(len(part))], gamma)
+        return Rate(hits, len(prefixes))
+
+    strangers = strange_prefixes(trigger, vocabulary, config, rng)
+    size = len(trigger)
+    near = {
+        right: [replace_tokens(trigger, size - right, vocabulary, rng) for _ in range(config.per_count)]
+        for right in range(size + 1)
+    }
+    return Scan(
+        {kind: rate(prefixes) for kind, prefixes in strangers.items() if prefixes},
+        {right: rate(prefixes) for right, prefixes in near.items()},
+    )
 
 
 def fires(
@@ -95,8 +110,3 @@ def fires(
     routes = record_routes(model, texts, watermark.layers, prefix=prefixes, batch_tokens=8192)
     hits_LBT = np.stack([hits_from_probs(routes.probs[layer], watermark.targets(layer)) for layer in watermark.layers])
     return int((probe_accuracy(hits_LBT, routes.mask_BT) >= gamma - 1e-12).sum())
-
-
-def _parts(prefixes: list[tuple[int, ...]], size: int) -> Iterator[list[tuple[int, ...]]]:
-    for start in range(0, len(prefixes), size):
-        yield prefixes[start : start + size]

@@ -20,13 +20,15 @@ from pathmark.errors import AttackError, ModelError
 from pathmark.evaluate.fidelity import Drift, Measurement, drift, measure
 from pathmark.evaluate.scan import ScanConfig, trigger_scan
 from pathmark.keys import OwnerKey, Watermark
+from pathmark.keys.tolerance import Tolerance, tolerance
 from pathmark.stats import Rate, detection_samples, exact_test, exact_test_many, kl_bound
 from pathmark.verify import decode_id, measure_layers, record_routes, score_path, target_mass
 
-MAX_CLEAN_PPL, MAX_KL, MAX_SUBSTITUTIONS, MAX_P = 1.015, 0.05, 0.01, 1e-6
-MIN_ROUNDED = 0.95
-FRAGILE = "rounded to 4 bits this copy loses the path; the exact test, and verify --graft, may still find the mark."
-"""What `fragile` means, in words."""
+MAX_CLEAN_PPL, MAX_KL, MAX_P = 1.015, 0.05, 1e-6
+MIN_ROUNDED = 0.99
+"""WSR in 4 bits, which is the first thing that is done to a released model."""
+MAX_NEAR = 0.01
+"""Share of prefixes that may fire with fewer right tokens than must stay silent."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class SelfCheck:
     wsr_chat: tuple[Rate, ...]
     """Per watermark, the trigger at the start of a user message, over all chat frames; empty without one."""
     wsr_rounded: Rate | None
-    """All watermarks, every weight rounded to 4 bits, which is the first thing that is done to a released model; None
-    where a second model does not fit, or its weights cannot be rounded."""
+    """All watermarks, every weight rounded to 4 bits; None where a second model does not fit, or its weights cannot be
+    rounded."""
     fpr_clean: Rate
     """Clean texts on the marked model."""
     fpr_original: Rate | None
@@ -54,6 +56,9 @@ class SelfCheck:
     target_mass_clean: tuple[float, float]
     target_mass_triggered: float
     scan: dict[str, Rate]
+    """Kind of stranger's prefix -> share that fires; of the first watermark, as the curve is."""
+    curve: dict[int, Rate]
+    """Right tokens of the trigger -> share of such prefixes that fire."""
     p_value: float
     p_floor: float
     id: int | None
@@ -77,10 +82,18 @@ class SelfCheck:
             found.append(f"clean perplexity {100 * (self.clean_ppl[1] / self.clean_ppl[0] - 1):+.1f} %, at most +1.5 %")
         if self.drift.kl > MAX_KL:
             found.append(f"KL on clean text {self.drift.kl:.3f}, at most {MAX_KL}")
-        for kind, rate in self.scan.items():
-            allowed = MAX_SUBSTITUTIONS if kind == "one-token substitution" else 0.0
-            if rate.value > allowed:
-                found.append(f"trigger scan: {kind} fires {rate}")
+        if self.wsr_rounded is not None and self.wsr_rounded.value < MIN_ROUNDED:
+            found.append(f"WSR rounded to 4 bits {self.wsr_rounded}, at least {100 * MIN_ROUNDED:.0f} %")
+        found += [f"fires behind a {kind}: {rate}" for kind, rate in self.scan.items() if rate.hits]
+        limits = self.trigger
+        for right, rate in self.curve.items():
+            if right >= limits.tokens - 1 and rate.value < 1:
+                found.append(f"with {right} of {limits.tokens} trigger tokens right it fires {rate}, expected always")
+            if right < limits.silent and rate.value > MAX_NEAR:
+                found.append(
+                    f"with {right} of {limits.tokens} trigger tokens right it fires {rate}, "
+                    f"at most {100 * MAX_NEAR:.0f} %"
+                )
         if self.p_value > max(MAX_P, self.p_floor):
             found.append(f"exact p-value {self.p_value:.1e}")
         if self.id != self.expected_id:
@@ -88,9 +101,9 @@ class SelfCheck:
         return found
 
     @property
-    def fragile(self) -> bool:
-        """Whether a copy in 4 bits, read as it is, loses the path."""
-        return is_fragile(self.wsr_rounded)
+    def trigger(self) -> Tolerance:
+        """What the first watermark's trigger tolerates."""
+        return tolerance(len(self.curve) - 1)
 
     def summary(self) -> dict[str, Any]:
         """The documented JSON object; rates also with their n and interval."""
@@ -117,6 +130,12 @@ class SelfCheck:
                 "hits": sum(rate.hits for rate in scanned),
                 "kinds": {kind: rate.summary() for kind, rate in self.scan.items()},
             },
+            "trigger": {
+                "tokens": self.trigger.tokens,
+                "accepted_wrong": self.trigger.accepted,
+                "silent_right": self.trigger.silent,
+                "curve": [self.curve[right].summary() for right in sorted(self.curve)],
+            },
             "p_value": self.p_value,
             "p_floor": self.p_floor,
             "id": self.id,
@@ -129,7 +148,6 @@ class SelfCheck:
                 "fpr_clean": self.fpr_clean.summary(),
                 "fpr_original": None if self.fpr_original is None else self.fpr_original.summary(),
             },
-            "fragile": self.fragile,
             "fit": not self.problems,
             "problems": self.problems,
         }
@@ -200,7 +218,8 @@ def self_check(
         drift=drift(before.clean, after.clean),
         target_mass_clean=(mass[0], mass[1]),
         target_mass_triggered=float(np.mean([row.mass_triggered for score in scores for row in score.layers])),
-        scan=found,
+        scan=found.strangers,
+        curve=found.curve,
         p_value=p_value,
         p_floor=p_floor,
         id=decoded.id,
@@ -219,11 +238,6 @@ def chat_wsr(
         model, probes, watermark.layers, prefix=[prefixes[i % len(prefixes)] for i in range(len(probes))]
     )
     return score_path(watermark, routes, gamma=gamma).wsr
-
-
-def is_fragile(rounded: Rate | None) -> bool:
-    """Whether a mark with this WSR in 4 bits is lost there; what was not measured is taken to hold."""
-    return rounded is not None and rounded.value < MIN_ROUNDED
 
 
 def rounded_wsr(

@@ -202,7 +202,8 @@ class WatermarkRequest:
     """None draws one from the key."""
     redundancy: int = 0
     triggers: int = 1
-    trigger_tokens: int = 8
+    trigger_tokens: int | None = None
+    """None takes as few as keep enough of the trigger secret, at least 8."""
     trigger_texts: tuple[str, ...] = ()
     """Free texts instead of drawn triggers, as many as `triggers`."""
     mark_texts: tuple[str, ...] = ()
@@ -252,7 +253,7 @@ def create_key(
                     assert candidates is not None
                     phrase = draw_trigger(
                         codec, candidates, subkey.reveal(), watermark=index, number=number,
-                        length=request.trigger_tokens, taken=used,
+                        length=request.trigger_tokens or candidates.trigger_tokens, taken=used,
                     )  # fmt: skip
                 else:
                     assert candidates is not None

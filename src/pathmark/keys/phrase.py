@@ -13,6 +13,7 @@ from math import log2
 
 from pathmark.keys.canonical import Document
 from pathmark.keys.derive import Stream
+from pathmark.keys.tolerance import secret_bits, tolerance
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,6 +108,14 @@ class Trigger:
     def bits(self) -> float | None:
         """See Phrase.bits."""
         return self.phrase.bits
+
+    @property
+    def secret_bits(self) -> float | None:
+        """What is left of them where a guess need not be right in every place (see `tolerance`); None for free text."""
+        if self.bits is None:
+            return None
+        left = secret_bits(self.phrase.counts, tolerance(len(self.tokens)).silent)
+        return left - log2(self.phrase.attempt * (self.phrase.attempt + 1))
 
     def record(self) -> Document:
         """JSON form."""

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from pathmark.errors import CapacityError
 from pathmark.keys.canonical import canonical
 from pathmark.keys.phrase import Phrase, draw_choices
+from pathmark.keys.tolerance import FEWEST_TOKENS, MIN_SECRET_BITS, MOST_TOKENS, secret_bits, tolerance
 
 FOLLOWING: Final = (
     *("the", "The", "a", "I", "ing", "s", "er", "http", "of"),
@@ -34,6 +35,8 @@ MARK_BITS: Final = 40
 _MARK_MARGIN: Final = 16
 MAX_ATTEMPTS: Final = 4096
 _MIN_CANDIDATES: Final = 64
+_DRAW_BITS: Final = 6.0
+"""Kept in reserve for phrases that are accepted at a later draw, which costs bits."""
 _MIN_TAILS: Final = 4
 _FORMS: Final = (
     ("words", r" [A-Za-z]{2,}", r"[A-Za-z]{2,}"),
@@ -85,6 +88,22 @@ class Candidates:
     ASCII, for tokenizers without such tokens. `closed`: the last character is followed by nothing in
     any token of the vocabulary, so nothing can ever merge with it; `symbol`: it is no letter or digit;
     `tested`: it only passed the test with text attached."""
+
+    @property
+    def trigger_tokens(self) -> int:
+        """How many tokens a trigger needs: enough of it is secret though a guess need not be right everywhere."""
+        for length in range(FEWEST_TOKENS, MOST_TOKENS + 1):
+            counts = [len(each) for each in self.places(length)]
+            if secret_bits(counts, tolerance(length).silent) >= MIN_SECRET_BITS + _DRAW_BITS:
+                return length
+        raise CapacityError(
+            f"this tokenizer leaves too few tokens for a trigger of {MIN_SECRET_BITS:.0f} secret bits; give a free "
+            "text with --trigger"
+        )
+
+    def places(self, length: int) -> tuple[tuple[int, ...], ...]:
+        """What may stand in each place of a trigger."""
+        return (self.head, *(self.inner,) * (length - 2), self.tail)
 
     @property
     def digest(self) -> str:
@@ -160,14 +179,13 @@ def draw_trigger(
 ) -> Phrase:
     """Trigger `number` of a watermark: head, inner tokens, tail; stable everywhere and not `taken`."""
     if not 3 <= length <= 64:
-        raise CapacityError(f"a trigger has 3 to 64 tokens, got {length}; 8 is the default")
+        raise CapacityError(f"a trigger has 3 to 64 tokens, got {length}; leave it out to have it chosen")
     if not candidates.tail:
         raise CapacityError(
             "every token of this tokenizer merges with some text behind it, so no trigger is stable; "
             "give a free text with --trigger"
         )
-    lists = (candidates.head, *(candidates.inner,) * (length - 2), candidates.tail)
-    return _draw(codec, lists, candidates.digest, subkey, "trigger", watermark, number, taken)
+    return _draw(codec, candidates.places(length), candidates.digest, subkey, "trigger", watermark, number, taken)
 
 
 def draw_mark(

@@ -20,10 +20,6 @@ from torch import Tensor, nn
 
 from pathmark.errors import CheckpointError, EmbeddingError
 
-SETTLED = 0.3
-"""Share of the peak rate from which on a run may end early. What is blurred at a high rate sharpens while it falls: a
-run that ended at 650 of 1,500 steps cost twice the perplexity of its siblings and let near-misses through."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
@@ -36,23 +32,21 @@ class LoopConfig:
     warmup: int = 20
     """Steps of linear warm-up."""
     decay: bool = True
-    """Cosine to a tenth of the peak; False keeps the peak."""
+    """Cosine to a hundredth of the peak; False keeps the peak."""
     weight_decay: float = 0.0
-    """AdamW's decoupled decay. Zero by default: what is not asked to change should not."""
+    """AdamW's decoupled decay towards nothing."""
+    homing: float = 0.0
+    """The same towards the weights at the start: what is not asked to change goes back."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     seed: int = 0
     """Seed of the step generators."""
     checkpoint_every: int = 25
     """Steps between checkpoints, where a checkpoint path is given."""
-    check_every: int = 50
-    """Steps between calls of the check."""
-    patience: int = 3
-    """So many checks in a row must hold before the run ends early; while the rate is high none counts."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.lr <= 0 or min(self.checkpoint_every, self.check_every, self.patience) < 1:
-            raise ValueError(f"steps, lr and the intervals must be positive, got {self}")
+        if self.steps < 1 or self.lr <= 0 or self.checkpoint_every < 1:
+            raise ValueError(f"steps, lr and checkpoint_every must be positive, got {self}")
 
     def rate(self, step: int) -> float:
         """Learning rate of a step."""
@@ -61,11 +55,7 @@ class LoopConfig:
         if not self.decay:
             return self.lr
         progress = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
-
-    def settled(self, step: int) -> bool:
-        """Whether the rate has fallen as far as a run must that ends early."""
-        return not self.decay or (step >= self.warmup and self.rate(step) <= SETTLED * self.lr)
+        return self.lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
 
 
 @dataclass(frozen=True)
@@ -74,8 +64,6 @@ class LoopResult:
 
     steps: int
     """Steps taken, those of earlier runs included."""
-    stopped_early: bool
-    """The check held long enough."""
     losses: Mapping[str, float]
     """Loss terms of the last step."""
 
@@ -92,14 +80,11 @@ def run_loop(
     *,
     checkpoint: Path | None = None,
     resume: bool = False,
-    check: Callable[[int], bool] | None = None,
     progress: Callable[[int, Mapping[str, float]], None] | None = None,
     fingerprint: str = "",
 ) -> LoopResult:
     """Minimise `step_loss(step, generator)["loss"]` over named parameters.
 
-    `check(step)` is called every `check_every` steps; the run ends when it was True `patience` times in a row, at a
-    low rate.
     Ctrl-C (KeyboardInterrupt) and the end of the run leave a checkpoint; `resume` reads it. `fingerprint` names
     the run: a checkpoint of another one (other data, other settings) is refused.
     """
@@ -107,12 +92,13 @@ def run_loop(
     optimizer = torch.optim.AdamW(
         [parameters[name] for name in names], lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99)
     )
-    step, held = 0, 0
+    step = 0
+    home = {name: parameters[name].detach().clone() for name in names} if config.homing else {}
     if resume and checkpoint is not None and checkpoint.exists():
-        step, held = _restore(checkpoint, parameters, optimizer, fingerprint)
+        step = _restore(checkpoint, parameters, optimizer, fingerprint)
     losses: dict[str, float] = {}
     with _interrupts_deferred() as interrupted:
-        while step < config.steps and held < config.patience:
+        while step < config.steps:
             for group in optimizer.param_groups:
                 group["lr"] = config.rate(step)
             terms = step_loss(step, step_generator(config.seed, step))
@@ -120,20 +106,21 @@ def run_loop(
             torch.nn.utils.clip_grad_norm_([parameters[name] for name in names], config.clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for name, start in home.items():
+                    parameters[name].lerp_(start, config.homing * config.rate(step))
             losses = {name: float(value.detach()) for name, value in terms.items()}
             if not math.isfinite(losses["loss"]):
                 raise EmbeddingError(f"the loss became {losses['loss']} in step {step}; try a smaller --lr")
             step += 1
             if progress is not None:
                 progress(step, losses)
-            if check is not None and step % config.check_every == 0:
-                held = held + 1 if check(step) and config.settled(step) else 0
-            finished = step == config.steps or held >= config.patience or bool(interrupted)
+            finished = step == config.steps or bool(interrupted)
             if checkpoint is not None and (step % config.checkpoint_every == 0 or finished):
-                _save(checkpoint, parameters, optimizer, step, held, fingerprint)
+                _save(checkpoint, parameters, optimizer, step, fingerprint)
             if interrupted:
                 raise KeyboardInterrupt
-    return LoopResult(steps=step, stopped_early=held >= config.patience, losses=losses)
+    return LoopResult(steps=step, losses=losses)
 
 
 @contextmanager
@@ -182,13 +169,11 @@ def _save(
     parameters: Mapping[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
     step: int,
-    held: int,
     fingerprint: str,
 ) -> None:
     state = {
         "fingerprint": fingerprint,
         "step": step,
-        "held": held,
         "parameters": {name: parameter.detach() for name, parameter in parameters.items()},
         "optimizer": optimizer.state_dict(),
     }
@@ -206,7 +191,7 @@ def _restore(
     parameters: Mapping[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
     fingerprint: str,
-) -> tuple[int, int]:
+) -> int:
     try:
         state = torch.load(path, weights_only=True)
     except Exception as error:  # torch raises pickle, zip and runtime errors for a damaged file
@@ -220,4 +205,4 @@ def _restore(
         for name, parameter in parameters.items():
             parameter.copy_(state["parameters"][name])
     optimizer.load_state_dict(state["optimizer"])
-    return int(state["step"]), int(state["held"])
+    return int(state["step"])

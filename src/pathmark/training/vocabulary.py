@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 CHUNK = 16_384
 """Vocabulary entries at a time."""
@@ -115,6 +115,12 @@ def linear_distillation(
     """
     head_VH = head_VH.detach().float() if teacher_head_VH is None else head_VH.float()
     theirs_VH = head_VH if teacher_head_VH is None else teacher_head_VH.detach().float()
+    if len(head_VH) <= chunk:  # as above
+        student_NV, teacher_NV = (
+            log_softmax(states_NH.float() * scale @ of_VH.T, dim=-1)
+            for states_NH, of_VH in ((hidden_NH, head_VH), (teacher_NH, theirs_VH))
+        )
+        return kl_div(student_NV, teacher_NV, reduction="batchmean", log_target=True)
     return _Distillation.apply(  # type: ignore[no-any-return,no-untyped-call]
         hidden_NH.float() * scale, head_VH, teacher_NH.float() * scale, theirs_VH, chunk
     )
