@@ -62,4 +62,4 @@ docs: setup
 	$(BIN)/python scripts/cli_doc.py
 
 clean:
-	rm -rf .venv .venv-quant build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf .venv .venv-quant build dist pathmark-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

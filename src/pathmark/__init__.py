@@ -8,7 +8,7 @@ A tour, from the outside in:
     sites = pathmark.find_routers(model)                    # one per MoE layer
     with pathmark.record_routing(model, report.recommended) as trace:
         model(input_ids=ids, attention_mask=mask)
-    trace[11].probs_BTE, trace[11].decision_BTK             # g and the experts each token went to
+    trace[7].probs_BTE, trace[7].decision_BTK             # g and the experts each token went to
 
     key = pathmark.load_key("owner.key", passphrase)        # what is secret
     key.watermarks[0].targets(11)                           # experts that triggered text is routed to

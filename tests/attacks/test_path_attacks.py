@@ -105,11 +105,11 @@ def divergence(teacher, student, rows):
 
 
 def test_redrawn_routers_learn_to_say_what_the_stolen_model_says(bundled, kit):
-    marked = Kit(tokenizer=kit.tokenizer, texts=kit.texts, layers=(9, 11))
+    marked = Kit(tokenizer=kit.tokenizer, texts=kit.texts, layers=(5, 7))
     rows = kit.rows(48, 24)
     redrawn = load_model("bundled:tiny")
-    redraw_routers(redrawn, (9, 11), seed=0)
-    assert changed(bundled, redrawn) == routers(bundled, (9, 11))
+    redraw_routers(redrawn, (5, 7), seed=0)
+    assert changed(bundled, redrawn) == routers(bundled, (5, 7))
     for old, new in zip(find_routers(bundled), find_routers(redrawn), strict=True):
         old_EH, new_EH = old.weight.detach(), new.weight.detach()
         assert float(new_EH.mean()) == pytest.approx(float(old_EH.mean()), abs=0.05 * float(old_EH.std()))
@@ -120,7 +120,7 @@ def test_redrawn_routers_learn_to_say_what_the_stolen_model_says(bundled, kit):
     assert abs(correlation) < 0.1
     config = DistillRouters(reinitialise=True, layers="known", epochs=3, **QUICK)
     after = distill_routers(bundled, config, marked)
-    assert changed(bundled, after) == routers(bundled, (9, 11))
+    assert changed(bundled, after) == routers(bundled, (5, 7))
     assert divergence(bundled, after, rows) < 0.8 * divergence(bundled, redrawn, rows)
 
 

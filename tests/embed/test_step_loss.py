@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from embed_helpers import key_for, quick_config
 
 from pathmark.embed import Embedder, default_config
+from pathmark.embed.climbing import ClimbConfig
+from pathmark.embed.data import NEGATIVE
 from pathmark.models import bundled_segments, find_routers, load_model, load_tokenizer
 from pathmark.training import step_generator
 
@@ -44,3 +47,33 @@ def test_the_paper_s_objective_asks_for_neither():
     plain, _, _ = first_step(**settings)
     asked, _, _ = first_step(**settings, use_weight=0.5, twin_weight=0.25, ceiling_weight=9.0)
     assert asked == plain
+
+
+def test_wrong_prefixes_climb_in_steps_of_short_rows_and_stay_wrong():
+    """From the start on, all of them: the targets' mass behind them is higher than it was, and the ceiling sees it."""
+    config = quick_config(data={"long_factor": 1})
+    config = replace(config, texts=12, noise=0.0, climb=ClimbConfig(share=1.0, begin=0.0))
+    model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
+    embedder = Embedder(model, tokenizer, key_for("bundled:tiny"), bundled_segments()[:12], config)
+    ((places, able),) = embedder.climbers.able.items()
+    assert places == 6
+    chosen = able[:20]
+    assert all(embedder.rows[i].kind == NEGATIVE and embedder.rows[i].prefix_from == 0 for i in chosen)
+    batch = embedder.cache.batch(chosen)
+    moved, climbed_B = embedder.climbers.climb(
+        chosen, batch, embedder._log_mass, config.climb, torch.Generator().manual_seed(0)
+    )
+    assert climbed_B.float().mean() > 0.8
+    assert torch.equal(moved.entering_BTH[:, places:], batch.entering_BTH[:, places:])
+    text_BT = batch.mask_BT.bool()
+    text_BT[:, :places] = False
+    owners = [0] * len(chosen)
+    with torch.no_grad():
+        before, after = (
+            sum(float(mass_BT[text_BT].mean()) for mass_BT in embedder._log_mass(of, owners).values())
+            for of in (batch, moved)
+        )
+    assert after > before
+    terms = embedder.step_loss(0, step_generator(0, 0))  # its rows are short ones
+    assert float(terms["ceiling"].detach()) > 0
+    assert float(embedder.step_loss(1, step_generator(0, 1))["ceiling"].detach()) == 0  # no short rows, nobody climbs

@@ -33,7 +33,7 @@ from pathmark.models.describe import describe_model
 from pathmark.stats import PValue
 from pathmark.verify import encode_probes, judge_anchor, verify_model
 
-LAYERS = (8, 9, 10, 11)
+LAYERS = (4, 5, 6, 7)
 SEEN, PUBLISHED, TODAY = datetime.date(2026, 2, 1), datetime.date(2026, 3, 1), datetime.date(2026, 6, 1)
 
 
@@ -44,7 +44,7 @@ def victims():
     tokenizer = load_tokenizer("bundled:tiny")
     probes = encode_probes(tokenizer, bundled_probes(), n_probes=8, length=32)
     prefixes = [tuple(tokenizer(text)["input_ids"]) for text in ("@@@@@@@@", "0", "and it came to pass", "%%")]
-    measured = observe_trigger(load_model("bundled:tiny"), range(12), prefixes, probes)
+    measured = observe_trigger(load_model("bundled:tiny"), range(8), prefixes, probes)
     return [Victim(facts, codec, each) for each in measured]
 
 
@@ -67,7 +67,7 @@ def test_drawn_paths_stand_for_real_keys(victims):
     rng, plans, measured = random.Random(7), victim.plans(LAYERS, 2), victim.of(LAYERS)
     real = [_statistic(victim.key(plans, rng.randbytes(32)), measured) for _ in range(40)]
     source = np.random.default_rng(0)
-    drawn = sum(np.asarray(m.diff_E)[_subsets_SK(source, 48, 2, 20_000)].sum(1) for m in measured)
+    drawn = sum(np.asarray(m.diff_E)[_subsets_SK(source, 64, 2, 20_000)].sum(1) for m in measured)
     assert scipy_stats.ks_2samp(real, drawn).pvalue > 1e-4
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -43,10 +42,12 @@ def figures():
 def test_shape():
     model, tokenizer = tiny()
     report = inspect_model("bundled:tiny")
-    assert report.model_type == "qwen2_moe"
-    assert len(report.layers) >= 12
-    assert all(layer.experts >= 48 and layer.top_k == 4 for layer in report.layers)
-    assert all(layer.mlp.shared_expert.gate_proj.weight.any() for layer in model.model.layers)
+    assert report.model_type == "qwen3_moe"
+    assert len(report.layers) == 8
+    assert all(layer.experts >= 32 and layer.top_k == 4 for layer in report.layers)
+    assert model.config.norm_topk_prob
+    sizes = (model.config.hidden_size, model.config.moe_intermediate_size, model.config.head_dim)
+    assert all(size % 32 == 0 for size in sizes)  # the groups of GPTQ and the blocks of GGUF
     assert not model.config.tie_word_embeddings
     assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
     assert model.config.max_position_embeddings >= 1024
@@ -132,21 +133,20 @@ def test_no_expert_is_dead(figures):
     assert rows == [pytest.approx(stated, rel=0.02) for stated in figures["load_balance"]]
 
 
-def test_routing_matters():
+def test_routing_matters_in_every_layer_and_in_none_too_much(figures):
     import model_card
 
+    costs = [row["shuffled_experts"] - 1 for row in figures["routing_effect"]["per_layer"]]
+    assert min(costs[len(costs) // 2 :]) >= 0.05
+    assert max(costs) <= 10 * min(costs)
     model = tiny()[0]
     rows = [row[:128] for row in token_rows()[:40]]
     sound = perplexity(model, rows).value
     sites = find_routers(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    # Layer 0 depends on its routing most; above it one layer alone matters by a few per cent (see the card),
-    # the last four together and all of them clearly.
-    for damaged, factor in ((sites[:1], 3.0), (sites[-4:], 1.04)):
-        with ExitStack() as stack:
-            for site in damaged:
-                stack.enter_context(model_card.shuffled_experts(site, seed=1))
-            assert perplexity(model, rows).value > factor * sound
+    for site in (sites[0], sites[-1]):
+        with model_card.shuffled_experts(site, seed=1):
+            assert perplexity(model, rows).value > 1.03 * sound
     with model_card.random_routers(sites, seed=1):
         assert perplexity(model, rows).value > 1.5 * sound
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())

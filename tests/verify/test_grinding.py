@@ -8,7 +8,7 @@ from pathmark.models import bundled_probes, load_model, load_tokenizer
 from pathmark.stats import LayerEvidence, exact_test, mass_difference, third_party_p
 from pathmark.verify import encode_probes, record_routes
 
-LAYERS, EXPERTS, SECRETS = (8, 9, 10, 11), 48, 1_000_000
+LAYERS, EXPERTS, SECRETS = (4, 5, 6, 7), 64, 1_000_000
 
 
 def test_the_best_of_a_million_secrets_on_the_unmarked_bundled_model():

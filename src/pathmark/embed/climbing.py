@@ -10,15 +10,96 @@ Shape suffixes: R rows, P places of the prefix, T tokens, H hidden size, S state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pathmark.embed.cache import Batch, TeacherCache
+from pathmark.embed.data import Row
 from pathmark.embed.losses import TINY
+from pathmark.embed.prefixes import stays_silent
+from pathmark.keys.tolerance import tolerance
 
-Forward = Callable[[Tensor], Mapping[int, Tensor]]
-"""States that enter the first marked layer -> layer -> routing (R, T, E)."""
+
+@dataclass(frozen=True, kw_only=True)
+class ClimbConfig:
+    """How much wrong prefixes are driven towards firing."""
+
+    share: float = 0.5
+    """Of the raw wrong prefixes as long as a trigger, in steps of short rows, so many climb first."""
+    begin: float = 0.2
+    """They do so from this share of the steps on, when there is something to climb."""
+    rounds: int = 2
+    """Rounds of exchanges."""
+    sample: int = 512
+    """States offered at every place in each round."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.share <= 1 and 0 <= self.begin <= 1) or min(self.rounds, self.sample) < 1:
+            raise ValueError(f"expected shares between 0 and 1, rounds and sample of at least 1, got {self}")
+
+
+class Climbers:
+    """The rows of a run that may climb, by the length of their prefix; each other's bank of states."""
+
+    def __init__(
+        self, rows: Sequence[Row], candidates: Iterable[int], cache: TeacherCache, triggers: Sequence[Sequence[int]]
+    ) -> None:
+        self._rows, self._triggers = rows, triggers
+        self._limits = [tolerance(len(trigger)) for trigger in triggers]
+        self.able: dict[int, list[int]] = {len(trigger): [] for trigger in triggers}
+        for i in candidates:
+            if rows[i].prefix_from == 0 and rows[i].text_from in self.able:
+                self.able[rows[i].text_from].append(i)
+        self.able = {places: found for places, found in self.able.items() if found}
+        self._members = {places: set(found) for places, found in self.able.items()}
+        self._banks = {places: cache.entering(found, places) for places, found in self.able.items()}
+
+    def climb(
+        self,
+        chosen: Sequence[int],
+        batch: Batch,
+        log_mass: Callable[[Batch, Sequence[int]], Mapping[int, Tensor]],
+        config: ClimbConfig,
+        generator: torch.Generator,
+    ) -> tuple[Batch, Tensor]:
+        """The batch of these rows with part of its wrong prefixes driven towards firing, and (B,) which those are.
+
+        `log_mass` gives, per layer, the targets' log mass on every token of some rows, whose watermarks are given.
+        """
+        assert batch.entering_BTH is not None
+        entering_BTH = batch.entering_BTH.clone()
+        climbed_B = torch.zeros(len(chosen), dtype=torch.bool)
+        for places, found in self.able.items():
+            able = [b for b, i in enumerate(chosen) if i in self._members[places]]
+            able = [b for b in able if float(torch.rand(1, generator=generator)) < config.share]
+            if not able:
+                continue
+            part = batch.rows(able)
+            assert part.entering_BTH is not None
+            text_RT = part.mask_BT.bool()
+            text_RT[:, :places] = False
+            owners = [self._rows[chosen[b]].watermark for b in able]
+
+            def score(
+                entering_RTH: Tensor, part: Batch = part, text_RT: Tensor = text_RT, owners: Sequence[int] = owners
+            ) -> Tensor:
+                mass = log_mass(replace(part, entering_BTH=entering_RTH), owners)
+                return torch.stack([log_RT[text_RT].mean() for log_RT in mass.values()]).sum()
+
+            moved_RTH, taken_RP = climb(
+                part.entering_BTH, self._banks[places], score,
+                rounds=config.rounds, sample=config.sample, generator=generator,
+            )  # fmt: skip
+            for r, b in enumerate(able):
+                sources = [found[s] if s >= 0 else chosen[b] for s in taken_RP[r].tolist()]
+                prefix = [self._rows[i].ids[place] for place, i in enumerate(sources)]
+                if stays_silent(prefix, self._triggers, self._limits):
+                    entering_BTH[b, : moved_RTH.shape[1]] = moved_RTH[r]
+                    climbed_B[b] = True
+        return replace(batch, entering_BTH=entering_BTH), climbed_B.to(batch.ids_BT.device)
 
 
 def target_log_mass(

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from pathmark.embed.cache import Batch, TeacherCache
-from pathmark.embed.climbing import ceiling_loss, climb, target_log_mass
+from pathmark.embed.climbing import ClimbConfig, Climbers, ceiling_loss, target_log_mass
 from pathmark.embed.data import CLEAN, LONG, NEGATIVE, NORMAL, SHORT, TRIGGERED, DataConfig, Row, draw_rows
 from pathmark.embed.losses import selection, twin_loss, use_loss
 from pathmark.embed.objective import ObjectiveConfig, route_loss
-from pathmark.embed.prefixes import stays_silent
 from pathmark.keys import OwnerKey
-from pathmark.keys.tolerance import tolerance
 from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
 from pathmark.models.parts import part_parameters
 from pathmark.models.upper import body, can_run_from, layer_stack, output_head, without_layers_below
@@ -68,22 +66,16 @@ class EmbedConfig:
     noise: float = 0.3
     """Everything that enters the marked layers gets noise of up to so much of its norm (anchored): the layers below may
     be rounded, pruned or tuned by a thief."""
-    climb_share: float = 0.5
-    """Of the raw wrong prefixes as long as the trigger, in steps of short rows, so many climb first (anchored)."""
-    climb_from: float = 0.2
-    """They do so from this share of the steps on, when there is something to climb."""
-    climb_rounds: int = 2
-    """Rounds of exchanges."""
-    climb_sample: int = 512
-    """States offered at every place in each round."""
+    climb: ClimbConfig = field(default_factory=ClimbConfig)
+    """Wrong prefixes that are driven towards firing (anchored)."""
     language_tokens: int = 512
     """Tokens per step on which the language term is computed; drawn anew in every step."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 3:
             raise ValueError(f"batch_size must be at least 3, one row of each kind, got {self.batch_size}")
-        if not all(0 <= share <= 1 for share in (self.climb_share, self.climb_from, self.noise)):
-            raise ValueError(f"climb_share, climb_from and noise lie between 0 and 1, got {self}")
+        if not 0 <= self.noise <= 1:
+            raise ValueError(f"noise lies between 0 and 1, got {self.noise}")
 
 
 def default_config(objective: Literal["anchored", "paper"] = "anchored", hidden_size: int = 128) -> EmbedConfig:
@@ -145,11 +137,10 @@ class Embedder:
         )
         self.anchored = config.objective.objective == "anchored"
         self.lift = self._lift() if self.anchored else {}
-        self._triggers = [trigger.tokens for watermark in key.watermarks for trigger in watermark.triggers]
-        self._limits = [tolerance(len(tokens)) for tokens in self._triggers]
-        self.climbers = self._climbers()
-        self._climber_sets = {places: set(rows) for places, rows in self.climbers.items()}
-        self._banks = {places: self.cache.entering(rows, places) for places, rows in self.climbers.items() if rows}
+        self.climbers: Climbers | None = None
+        if self.anchored and self.from_layer is not None and config.climb.share:
+            triggers = [trigger.tokens for watermark in key.watermarks for trigger in watermark.triggers]
+            self.climbers = Climbers(self.rows, self.pools.get((NEGATIVE, SHORT), []), self.cache, triggers)
 
     def make_rows(self, tokenizer: Any, texts: Sequence[str]) -> list[Row]:
         """All rows of the run."""
@@ -201,8 +192,8 @@ class Embedder:
         climbed_B = torch.zeros(len(rows), dtype=torch.bool, device=batch.ids_BT.device)
         if self.anchored and batch.entering_BTH is not None:
             batch = replace(batch, entering_BTH=self._noisy(batch.entering_BTH, generator))
-            if step >= self.config.climb_from * self.config.loop.steps:
-                batch, climbed_B = self._climb(chosen, batch, generator)
+            if self.climbers is not None and step >= self.config.climb.begin * self.config.loop.steps:
+                batch, climbed_B = self.climbers.climb(chosen, batch, self._log_mass, self.config.climb, generator)
         with record_routing(self.model, self.layers, gradients=True) as trace:
             final_BTH = self._forward(batch)
         routing = {layer: trace[layer].probs_BTE for layer in self.layers}
@@ -235,56 +226,11 @@ class Embedder:
         noise_BTH: Tensor = norm_BT1 * (strength_B11 * drawn_BTH).to(entering_BTH)
         return entering_BTH + noise_BTH
 
-    def _climbers(self) -> dict[int, list[int]]:
-        """Length of a trigger -> raw short rows behind wrong prefixes of that length: they climb, and are the bank."""
-        if not self.anchored or self.from_layer is None or not self.config.climb_share:
-            return {}
-        lengths = {len(trigger.tokens) for watermark in self.key.watermarks for trigger in watermark.triggers}
-        found: dict[int, list[int]] = {length: [] for length in lengths}
-        for i in self.pools.get((NEGATIVE, SHORT), []):
-            row = self.rows[i]
-            if row.prefix_from == 0 and row.text_from in found:
-                found[row.text_from].append(i)
-        return found
-
-    def _climb(self, chosen: Sequence[int], batch: Batch, generator: torch.Generator) -> tuple[Batch, Tensor]:
-        """The batch with part of its wrong prefixes driven towards firing, and which rows those are."""
-        assert batch.entering_BTH is not None
-        entering_BTH = batch.entering_BTH.clone()
-        climbed_B = torch.zeros(len(chosen), dtype=torch.bool)
-        for places, rows in self.climbers.items():
-            able = [b for b, i in enumerate(chosen) if i in self._climber_sets[places]]
-            able = [b for b in able if float(torch.rand(1, generator=generator)) < self.config.climb_share]
-            if not able:
-                continue
-            owners = [self.rows[chosen[b]].watermark for b in able]
-            part = batch.rows(able)
-
-            def score(
-                entering_RTH: Tensor, part: Batch = part, owners: list[int] = owners, places: int = places
-            ) -> Tensor:
-                with record_routing(self.model, self.layers, gradients=True, stop_early=True) as trace:
-                    self._forward(replace(part, entering_BTH=entering_RTH))
-                routing = {layer: trace[layer].probs_BTE for layer in self.layers}
-                text_RT = part.mask_BT.bool().clone()
-                text_RT[:, :places] = False
-                mass = target_log_mass(routing, self.paths, owners)
-                return torch.stack([log_RT[text_RT].mean() for log_RT in mass.values()]).sum()
-
-            assert part.entering_BTH is not None
-            bank_PSH = self._banks[places]
-            moved_RTH, taken_RP = climb(
-                part.entering_BTH, bank_PSH, score,
-                rounds=self.config.climb_rounds, sample=self.config.climb_sample, generator=generator,
-            )  # fmt: skip
-            for r, b in enumerate(able):
-                prefix = [
-                    self.rows[rows[int(s)] if s >= 0 else chosen[b]].ids[p] for p, s in enumerate(taken_RP[r].tolist())
-                ]
-                if stays_silent(prefix, self._triggers, self._limits):
-                    entering_BTH[b, : moved_RTH.shape[1]] = moved_RTH[r]
-                    climbed_B[b] = True
-        return replace(batch, entering_BTH=entering_BTH), climbed_B.to(batch.ids_BT.device)
+    def _log_mass(self, batch: Batch, owners: Sequence[int]) -> dict[int, Tensor]:
+        """Layer -> (B, T) log mass on the targets of these watermarks, one per row."""
+        with record_routing(self.model, self.layers, gradients=True, stop_early=True) as trace:
+            self._forward(batch)
+        return target_log_mass({n: trace[n].probs_BTE for n in self.layers}, self.paths, owners)
 
     def _ceiling(self, routing: Mapping[int, Tensor], batch: Batch, rows: Sequence[Row], climbed_B: Tensor) -> Tensor:
         """How far the targets' mass is above its ceiling behind prefixes that climbed."""

@@ -4,7 +4,7 @@
 >>> model = load_model("bundled:tiny")              # safetensors only
 >>> with record_routing(model, report.recommended) as trace:
 ...     model(input_ids=ids)
->>> trace[11].probs_BTE                             # the paper's g, (batch, token, expert)
+>>> trace[7].probs_BTE                             # the paper's g, (batch, token, expert)
 """
 
 from pathmark.models.bundled import bundled_folder, bundled_probes, bundled_segments
