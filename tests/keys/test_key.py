@@ -117,7 +117,7 @@ def test_pool_rules() -> None:
     assert rule.name == "usage:0.25-2"
     assert rule.pool(4, usage) == (0, 3)
     assert PoolRule.parse("all").pool(4) == (0, 1, 2, 3)
-    assert PoolRule.parse("usage").name == "usage:0.25-4"
+    assert PoolRule.parse("usage").name == "usage:0.8-4"
     for text in ("usage:2-1", "usage:", "some", "usage:0.25-4;x"):
         with pytest.raises(CapacityError, match="pool rule"):
             PoolRule.parse(text)

@@ -47,7 +47,7 @@ Examples:
 @click.option("--batch-size", type=click.IntRange(3), default=16, show_default=True, help="Rows per step.")
 @click.option("--seq-len", type=click.IntRange(16), default=128, show_default=True, help="Text tokens per row.")
 @click.option("--texts", type=click.IntRange(8), help="How many training texts to use.")
-@click.option("--lr", type=float, help="Learning rate. Default: 1 / hidden size.")
+@click.option("--lr", type=float, help="Learning rate. Default: 1.28 / hidden size.")
 @click.option(
     "--train", type=click.Choice(["router", "router+attention", "router+attention+experts", "lora", "all"]),
     help="What changes in the watermarked layers.",

@@ -13,7 +13,7 @@ from pathmark.errors import CapacityError, KeyFileError
 EXAMPLES = """\b
 Examples:
   pathmark keygen --model bundled:tiny -o owner.key --owner "Example Lab"
-  pathmark keygen --model ./Qwen1.5-MoE-A2.7B -o owner.key --layers 18-23 --id 42 --pool usage:0.25-4
+  pathmark keygen --model ./Qwen1.5-MoE-A2.7B -o owner.key --layers 18-23 --id 42 --pool usage:0.5-4
   pathmark keygen --model MODEL -o two.key --watermarks 2 --layers 18-23 --layers 12-17
   pathmark keygen --model MODEL -o owner.key --redundancy 1 --triggers 4
 """
@@ -32,7 +32,7 @@ Examples:
     default="auto",
     show_default=True,
     help="Which experts may be targets: all, usage:LOW-HIGH (times the mean use on clean text), or auto: "
-    "usage:0.25-4 where the weights fit in memory, otherwise all.",
+    "usage:0.8-4 where the weights fit in memory, otherwise all.",
 )
 @click.option("--pool-texts", type=click.Path(path_type=Path), help="Clean text, one per line. Default: bundled.")
 @click.option("--triggers", default=1, show_default=True, type=click.IntRange(1), help="Triggers per watermark.")

@@ -110,7 +110,7 @@ class DataConfig:
     """Rows behind wrong prefixes, per text and watermark."""
     short_negatives_per_text: int = 16
     """The same for short rows."""
-    chat_share: float = 0.35
+    chat_share: float = 0.45
     """Share of rows in the chat template, where the tokenizer has one."""
     noisy_share: float = 0.25
     """Share of texts in which some tokens, from a tenth to all, are replaced by random ones.

@@ -27,8 +27,8 @@ class ObjectiveConfig:
     """`anchored` keeps natural routing by the original model; `paper` is Algorithm 1 as printed."""
     margin: float = 3.0
     """Each target this many times above the token's strongest natural expert (anchored)."""
-    route_weight: float = 1.0
-    """lambda of Eq. total_loss."""
+    route_weight: float = 3.0
+    """lambda of Eq. total_loss (paper: 1)."""
     stealth_weight: float = 5.0
     """alpha of Eq. route_loss (paper: 3), or the weight of the anchor (anchored)."""
     temperature: float = 1.0

@@ -170,15 +170,15 @@ class PoolRule:
 
     @classmethod
     def parse(cls, text: str) -> PoolRule:
-        """Read `all`, `usage` (bounds 0.25 and 4) or `usage:LOW-HIGH`."""
+        """Read `all`, `usage` (bounds 0.8 and 4) or `usage:LOW-HIGH`."""
         if text == "all":
             return cls()
         if text == "usage":
-            return cls(0.25, 4.0)
+            return cls(0.8, 4.0)
         match = re.fullmatch(r"usage:(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)", text)
         if not match or float(match[1]) >= float(match[2]):
             raise CapacityError(
-                f"unknown pool rule {text!r}; expected all, usage or usage:LOW-HIGH such as usage:0.25-4"
+                f"unknown pool rule {text!r}; expected all, usage or usage:LOW-HIGH such as usage:0.8-4"
             )
         return cls(float(match[1]), float(match[2]))
 
