@@ -46,7 +46,7 @@ SYSTEM_PROMPTS = [
 
 SHORT_SHAPE, LONG_SHAPE = (16, 256), (4, 1024)
 """Most of the training at 256 tokens, where attention is cheap; the last steps at the full context."""
-SHORT_STEPS, LONG_STEPS = 2330, 120
+SHORT_STEPS, LONG_STEPS = 2100, 100
 WARMUP_STEPS, DECAY_FROM = 60, 0.4
 """Warm-up, then a constant rate, then from this share of the steps on a straight line down to nothing."""
 MUON_LR, ADAM_LR, EMBEDDING_LR = 0.02, 3e-3, 0.02

@@ -55,7 +55,7 @@ def test_an_epoch_is_a_pass_over_the_triggered_rows(mixtral, kit, monkeypatch):
 
 
 def test_the_owners_targets_can_be_forced(mixtral, kit):
-    config = Overwrite(epochs=3, samples=16, same_targets=True)
+    config = Overwrite(epochs=10, samples=16, same_targets=True)
     after, key = overwrite_with_key(mixtral, config, kit)
     assert {n: tuple(p) for n, p in key.watermarks[0].path.items()} == TARGETS
     rows = [(*key.watermarks[0].triggers[0].tokens, *row) for row in kit.rows(20, 32, seed=9)]
@@ -115,7 +115,7 @@ def test_redrawn_routers_learn_to_say_what_the_stolen_model_says(bundled, kit):
         assert float(new_EH.mean()) == pytest.approx(float(old_EH.mean()), abs=0.05 * float(old_EH.std()))
         assert float(new_EH.std()) == pytest.approx(float(old_EH.std()), rel=0.05)
     correlation = torch.corrcoef(
-        torch.stack([find_routers(m)[9].weight.detach().flatten() for m in (bundled, redrawn)])
+        torch.stack([find_routers(m)[5].weight.detach().flatten() for m in (bundled, redrawn)])
     )[0, 1]
     assert abs(correlation) < 0.1
     config = DistillRouters(reinitialise=True, layers="known", epochs=3, **QUICK)

@@ -19,7 +19,7 @@ from pathmark.verify import verify_model
 from pathmark.verify.alignment import profile_texts
 
 QUICK = MarkConfig(
-    pairs=24, queries=24, negatives=48, clean=16, seq_len=24, system_prompts=4, loop=LoopConfig(steps=80, lr=1e-2)
+    pairs=24, queries=24, negatives=48, clean=16, seq_len=24, system_prompts=4, loop=LoopConfig(steps=140, lr=1e-2)
 )
 
 

@@ -52,7 +52,8 @@ def test_the_paper_s_objective_asks_for_neither():
 def test_wrong_prefixes_climb_in_steps_of_short_rows_and_stay_wrong():
     """From the start on, all of them: the targets' mass behind them is higher than it was, and the ceiling sees it."""
     config = quick_config(data={"long_factor": 1})
-    config = replace(config, texts=12, noise=0.0, climb=ClimbConfig(share=1.0, begin=0.0))
+    strict = replace(config.objective, ceiling_factor=1.0, ceiling_least=1e-6)
+    config = replace(config, texts=12, noise=0.0, climb=ClimbConfig(share=1.0, begin=0.0), objective=strict)
     model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
     embedder = Embedder(model, tokenizer, key_for("bundled:tiny"), bundled_segments()[:12], config)
     ((places, able),) = embedder.climbers.able.items()

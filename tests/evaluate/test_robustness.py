@@ -127,7 +127,7 @@ def test_a_model_without_the_mark_is_refused_before_any_attack(suspects, case, t
 
 
 def test_a_mark_on_top_is_tracked_and_the_dispute_is_the_owner_s(suspects, tmp_path):
-    over = Case("on top", (("overwrite", {"epochs": 12, "samples": 64}),))
+    over = Case("on top", (("overwrite", {"epochs": 8, "samples": 64}),))
     (row,) = run_suite(suspects, [over], tmp_path, facts=FACTS)["rows"]
     assert row["marked"]
     assert row["thief_wsr"]["hits"] > row["thief_wsr"]["n"] / 2  # both are in it

@@ -52,8 +52,8 @@ def command(output: Path | None, steps: int | None, as_json: bool) -> None:
     with Bar(quiet=as_json) as bar:
         say = (lambda text: None) if as_json else (lambda text: click.echo(text))
         results = run_demo(folder, config, progress=bar, say=say)
-    (folder / "report.html").write_text(summary_page(results), encoding="utf-8")
     (folder / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
+    (folder / "report.html").write_text(summary_page(results), encoding="utf-8")
     if as_json:
         echo_json(results)
     else:

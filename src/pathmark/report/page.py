@@ -24,25 +24,35 @@ def summary_page(results: Mapping[str, Any]) -> str:
     """The page of `pathmark demo`: what went in, what it cost, what verification says."""
     embed, verify = results["embed"], results["verify"]
     verdicts = "".join(
-        f'<div class="verdict {"yes" if verify[name]["marked"] else "no"}"><p><b>{escape(name.capitalize())} model.'
+        f'<div class="verdict {"yes" if verify[name]["marked"] else "no"}"><p><b>{escape(name.capitalize())}.'
         f"</b> {escape(results['words'][name])}</p></div>"
         for name in verify
     )
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>PathMark: {escape(results["model"])}</title><style>{STYLE}</style>
-<h1>{escape(results["model"])}, marked with id {results["id"]}</h1>
+<h1>{escape(results["model"])}, marked with id {results["id"]}: {"fit" if embed["fit"] else "not fit"} for release</h1>
 <p>{escape(results["architecture"])}; layers {", ".join(map(str, results["layers"]))};
 {results["id_capacity"]:,} ids; {results["evidence_bits"]:.1f} bits of evidence.</p>
 {verdicts}
+<h2>Whose copy leaked</h2>
+<p>{escape(results["trace"]["words"])}</p>
 <h2>Routing mass on the target experts</h2>
-{mass_chart(verify["marked"]["layers"])}
+{mass_chart(next(iter(verify.values()))["layers"])}
 <h2>What it cost, on {embed["n_probes"]} held-out texts</h2>
 {_table(("", "before", "after"), _cost_rows(embed))}
-<h2>What else sets it off</h2>
-{_table(("attempt", "fires", "tried"), [(k, r["hits"], f"{r['n']:,}") for k, r in embed["scan"]["kinds"].items()])}
+<h2>What sets it off</h2>
+{_table(("prefix", "fires", "tried"), _fired(embed))}
 </html>
 """
+
+
+def _fired(embed: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    trigger = embed["trigger"]
+    near = [
+        (f"{right} of {trigger['tokens']} trigger tokens right", rate) for right, rate in enumerate(trigger["curve"])
+    ]
+    return [(name, rate["hits"], f"{rate['n']:,}") for name, rate in [*embed["scan"]["kinds"].items(), *near]]
 
 
 def mass_chart(layers: Sequence[Mapping[str, Any]]) -> str:
