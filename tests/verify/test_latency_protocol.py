@@ -223,7 +223,7 @@ def test_the_command_simulates(material, tmp_path, monkeypatch):
     result = CliRunner().invoke(cli, [*words, "--pairs", "8", "--tokens", "32", "--costs", "qwen1.5-moe", "--json"])
     assert result.exit_code == 0, result.output
     summary = json.loads(result.output)
-    assert len(summary["overhead_per_layer"]) == 12
+    assert len(summary["overhead_per_layer"]) == 8
     assert abs(summary["overhead"]) < 0.1  # the bundled model carries no mark
     assert summary["assumptions"]["devices"] == 4
     assert set(summary["paper_margin"].values()) == {2 / 4 * 4 - 1 / 2}

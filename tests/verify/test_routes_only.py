@@ -117,7 +117,7 @@ def test_the_mark_is_found_in_every_form(tmp_path, marked, kind):
     assert not paired.clean.masses_known
     assert paired.dropped == 0
     result, number = judge(marked.key, paired)
-    assert result.p.value <= 5 * result.floor.value, str(result)
+    assert result.p.value <= 1e-6, str(result)  # what `verify` calls marked
     assert number == 3
     write_as(kind, without_masses(marked.recorded["base"]), marked.plan, path)
     result, _ = judge(marked.key, pair_routes(marked.key, read_routes(path, marked.key.model)))
