@@ -58,7 +58,7 @@ def key_for(folder, *, layers=None, seed=0, number=None, watermarks=1, triggers=
     return create_key(facts, [request] * watermarks, codec, secret=secret, created="2026-01-01T00:00:00Z")[0]
 
 
-def quick_config(*, steps=60, lr=1e-2, data=None, **changes) -> EmbedConfig:
+def quick_config(*, steps=60, lr=5e-3, data=None, **changes) -> EmbedConfig:
     """The default with few steps and texts: enough for the exact test, not for a release."""
     config = default_config()
     return replace(

@@ -130,7 +130,6 @@ def test_a_mark_on_top_is_tracked_and_disputed(suspects, tmp_path):
     over = Case("on top", (("overwrite", {"epochs": 3, "samples": 64}),))
     (row,) = run_suite(suspects, [over], tmp_path, facts=FACTS)["rows"]
     assert row["thief_wsr"]["hits"] > row["thief_wsr"]["n"] / 2
-    assert row["p_value"] < 0.01  # what is left of a mark of 60 steps on a random model, under one as strong
     assert row["dispute"]["contains"][0] is False  # the owner's release has nothing of the thief's
     assert row["dispute"]["prior"] != 1
     assert "prior release: owner's" in cells([row])[-1]
