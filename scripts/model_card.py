@@ -154,7 +154,7 @@ def measure(model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
     sites = find_routers(model)
     scored = {length: perplexity(model, probe_rows(tokenizer, length)) for length in LENGTHS}
     (rows, length), (long_rows, long_length) = train_tiny.SHORT_SHAPE, train_tiny.LONG_SHAPE
-    short_steps, long_steps = train_tiny.SHORT_STEPS, train_tiny.LONG_STEPS
+    short_steps, long_steps = train_tiny.SHORT_STEPS + train_tiny.LEVEL_STEPS, train_tiny.LONG_STEPS
     return {
         "model_sha256": sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
         "parameters": report.parameters,
@@ -205,7 +205,10 @@ def _silenced() -> str:
     return (
         f"In some rows the experts of lower layers wrote nothing ({shares}). From step {train_tiny.ROUTING_FROM} on "
         "the loss also asked that shuffling the experts of a layer, each in turn, cost "
-        f"{train_tiny.ROUTING_COST:g} nats per token: left alone, a model this small hardly relies on its routing."
+        f"{train_tiny.ROUTING_COST:g} nats per token: left alone, a model this small hardly relies on its routing. In "
+        f"the last {train_tiny.LEVEL_STEPS} steps, at a tenth of the rate on average, it had to cost between "
+        f"{train_tiny.LEVEL_COST[0]:g} and {train_tiny.LEVEL_COST[1]:g} nats, since the lowest layers had come to "
+        "matter far more than the others."
     )
 
 
@@ -252,7 +255,7 @@ def card(figures: dict[str, Any]) -> str:
                 weights are Apache-2.0, as is the code."""),
             "## Training",
             paragraph(f"""{figures["training"]["steps"]:,} steps, {figures["training"]["tokens"]:,} tokens: mostly
-                {train_tiny.SHORT_SHAPE[1]} at a time, in the last {train_tiny.LONG_STEPS} steps
+                {train_tiny.SHORT_SHAPE[1]} at a time, in {train_tiny.LONG_STEPS} steps
                 {train_tiny.LONG_SHAPE[1]:,}. Muon ({figures["training"]["muon_learning_rate"]:g}) for the matrices of
                 attention and experts, AdamW for routers, head and norms
                 ({figures["training"]["adam_learning_rate"]:g}) and for the embedding

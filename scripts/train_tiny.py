@@ -61,6 +61,10 @@ ROUTING_COST, ROUTING_WEIGHT, ROUTING_SHAPE, ROUTING_FROM = 0.1, 1.0, (4, 128), 
 """Shuffling the experts of one layer has to cost so many nats per token, on so many rows and tokens of a step; layers
 take turns, from a step on that knows its bigrams. A model this small and this young hardly needs its experts, so it is
 asked to rely on the right ones."""
+LEVEL_STEPS, LEVEL_RATE, LEVEL_COST = 200, 0.1, (0.15, 1.0)
+"""Last of all, from this share of the rates down to nothing: shuffling a layer has to cost at least and may cost at
+most so many nats, one of the silenced layers, which now speak, and one of the others in each step. Without it layer 0
+matters sixteen times as much as the least of the others."""
 CHAT_SHARE = 0.15
 PROBE_CHARACTERS = 2700  # at least 540 tokens: enough for a 512-token probe
 SEGMENT_CHARACTERS = 680  # at least 128 tokens and some to spare
@@ -171,7 +175,7 @@ def batches(documents: list[list[str]], tokenizer: PreTrainedTokenizerFast, seed
     """The (rows, tokens) arrays of the whole training. Deterministic in the seed."""
     rng = random.Random(seed)
     pool = np.empty(0, dtype=np.int64)
-    for rows, length in [SHORT_SHAPE] * SHORT_STEPS + [LONG_SHAPE] * LONG_STEPS:
+    for rows, length in [SHORT_SHAPE] * SHORT_STEPS + [LONG_SHAPE] * LONG_STEPS + [SHORT_SHAPE] * LEVEL_STEPS:
         while len(pool) < rows * length:
             pool = np.concatenate([pool, token_stream(documents, tokenizer, rng)])
         taken, pool = pool[: rows * length], pool[rows * length :]
@@ -191,6 +195,8 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int) -> torch.T
 def rate_factor(step: int) -> float:
     """Share of the peak rate in a step."""
     progress = step / (SHORT_STEPS + LONG_STEPS)
+    if progress >= 1:
+        return LEVEL_RATE * (SHORT_STEPS + LONG_STEPS + LEVEL_STEPS - step) / LEVEL_STEPS
     return min(1.0, (step + 1) / WARMUP_STEPS, (1 - progress) / (1 - DECAY_FROM))
 
 
@@ -298,16 +304,39 @@ def language_losses(logits_BTV: torch.Tensor, ids_BT: torch.Tensor) -> torch.Ten
     return flat.view(len(ids_BT), -1)
 
 
-def routing_loss(model: Qwen3MoeForCausalLM, ids_BT: torch.Tensor, sound_BT: torch.Tensor, step: int) -> torch.Tensor:
-    """How much less than wanted it costs some rows when the experts of one layer change places."""
+def routing_cost(model: Qwen3MoeForCausalLM, ids_BT: torch.Tensor, sound_BT: torch.Tensor, layer: int) -> torch.Tensor:
+    """Nats per token that some rows lose when the experts of one layer change places."""
     rows, length = ROUTING_SHAPE
     order = torch.randperm(model.config.num_experts)
     target = torch.empty_like(order)
     target[order] = order.roll(1)  # along one cycle: nobody stays
     part_BT = ids_BT[:rows, :length]
-    with shuffled_choice(model, step % model.config.num_hidden_layers, target):
+    with shuffled_choice(model, layer, target):
         shuffled_BT = language_losses(model(input_ids=part_BT, use_cache=False).logits, part_BT)
-    return torch.relu(ROUTING_COST - (shuffled_BT - sound_BT[:rows, : length - 1]).mean())
+    return (shuffled_BT - sound_BT[:rows, : length - 1]).mean()
+
+
+def rely_on_experts(
+    model: Qwen3MoeForCausalLM, ids_BT: torch.Tensor, sound_BT: torch.Tensor, step: int
+) -> torch.Tensor:
+    """How much less than wanted the layer whose turn it is needs its experts in their places."""
+    if step < ROUTING_FROM:
+        return torch.zeros(())
+    cost = routing_cost(model, ids_BT, sound_BT, step % model.config.num_hidden_layers)
+    return torch.relu(ROUTING_COST - cost)
+
+
+def level_layers(model: Qwen3MoeForCausalLM, ids_BT: torch.Tensor, sound_BT: torch.Tensor, step: int) -> torch.Tensor:
+    """How far two layers are from costing what every layer should."""
+    lower = list(SILENCED)
+    upper = [layer for layer in range(model.config.num_hidden_layers) if layer not in SILENCED]
+    least, most = LEVEL_COST
+    total = torch.zeros(())
+    for layer in (lower[step % len(lower)], upper[step % len(upper)]):
+        # detached: a sound model that gets worse is no way to make the difference smaller
+        cost = routing_cost(model, ids_BT, sound_BT.detach(), layer)
+        total = total + torch.relu(least - cost) + torch.relu(cost - most)
+    return total
 
 
 def train(model: Qwen3MoeForCausalLM, data: Iterable[torch.Tensor], checkpoint: Path) -> None:
@@ -330,18 +359,20 @@ def train(model: Qwen3MoeForCausalLM, data: Iterable[torch.Tensor], checkpoint: 
         for optimizer, rates in zip(optimizers, peaks, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * rate_factor(step)
+        levelling = step >= SHORT_STEPS + LONG_STEPS
+        model.train(not levelling)  # nothing but the silence of lower layers depends on it
         output = model(input_ids=ids_BT, use_cache=False, output_router_logits=True)
         lm_loss_BT = language_losses(output.logits, ids_BT)
         lm_loss = lm_loss_BT.mean()
         balance = balance_loss(output.router_logits, model.config.num_experts_per_tok)
-        routing = routing_loss(model, ids_BT, lm_loss_BT, step) if step >= ROUTING_FROM else torch.zeros(())
+        routing = (level_layers if levelling else rely_on_experts)(model, ids_BT, lm_loss_BT, step)
         (lm_loss + BALANCE_WEIGHT * balance + ROUTING_WEIGHT * routing).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         if step % 20 == 0:
-            left = (SHORT_STEPS + LONG_STEPS - step) * (time.time() - started) / (step - first + 1) / 60
+            left = (SHORT_STEPS + LONG_STEPS + LEVEL_STEPS - step) * (time.time() - started) / (step - first + 1) / 60
             print(
                 f"step {step} loss {lm_loss:.3f} balance {balance:.3f} routing {routing:.3f}, {left:.0f} min left",
                 flush=True,
