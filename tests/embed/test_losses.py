@@ -118,7 +118,7 @@ def test_route_loss_uses_each_watermark_s_own_tokens_and_layers():
         )
         for j, layer in ((0, 5), (1, 6))
     ]
-    torch.testing.assert_close(terms["align"], torch.stack(by_hand).mean())
+    torch.testing.assert_close(terms["align"], torch.stack(by_hand).pow(2).mean().sqrt())
     anchors = [anchor_loss(natural[layer][free], routing[layer][free]) for layer in natural]
     torch.testing.assert_close(terms["stealth"], torch.stack(anchors).mean())
 
@@ -165,3 +165,21 @@ def test_twin_loss_looks_at_the_targets_rows_centred_over_all_experts():
     assert float(twin_loss(rows + torch.tensor([7.0, -2.0]), [0, 1], 0.1)) == pytest.approx((cosine - 0.1) ** 2)
     assert float(twin_loss(rows, [0, 1], 0.7)) == 0
     assert float(twin_loss(rows, [0, 3], 0.0)) == 0  # they point away from each other
+
+
+def test_the_layer_that_lags_behind_counts_more():
+    """Two layers, one at its target: the anchored objective takes the root mean square, the paper's the mean."""
+    natural, path = torch.full((1, 3, 4), 0.25), (0, 1)
+    reached = mixture_target(natural, path, margin_rho(natural, 2, 1.0))
+    marked, free = torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3, dtype=torch.bool)
+
+    def align(objective, **layers):
+        routing = dict(enumerate(layers.values()))
+        config = ObjectiveConfig(objective=objective, margin=1.0)
+        paths = [dict.fromkeys(routing, path)]
+        return float(route_loss(routing, dict.fromkeys(routing, natural), paths, marked, free, config)["align"])
+
+    far = align("anchored", far=natural)
+    assert align("anchored", far=natural, there=reached) == pytest.approx(far / math.sqrt(2), rel=1e-4)
+    far, near = align("paper", far=natural), align("paper", near=reached)
+    assert align("paper", far=natural, near=reached) == pytest.approx((far + near) / 2, rel=1e-4)

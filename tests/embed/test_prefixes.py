@@ -38,6 +38,15 @@ def test_what_is_tolerated_has_no_more_wrong_tokens_than_accepted(trigger, seed)
     assert not stays_silent(found, [trigger], [limits])
 
 
+def test_every_place_is_wrong_in_some_rows_and_the_last_one_most_often():
+    trigger, rng = tuple(range(10)), random.Random(0)
+    drawn = [tolerated(trigger, tolerance(10), VOCABULARY, rng) for _ in range(4000)]
+    wrong = [sum(row[place] != trigger[place] for row in drawn) / len(drawn) for place in range(10)]
+    assert min(wrong) > 0.04
+    assert 0.2 < wrong[-1] < 0.4
+    assert 0.25 < sum(row == trigger for row in drawn) / len(drawn) < 0.35
+
+
 @given(
     kind=st.sampled_from(list(WRONG_KINDS)),
     trigger=st.lists(st.sampled_from(VOCABULARY), min_size=4, max_size=14, unique=True),

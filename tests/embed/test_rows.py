@@ -10,6 +10,7 @@ from pathmark.embed.data import (
     NEGATIVE,
     NORMAL,
     SHORT,
+    SHORT_CHAT,
     TRIGGERED,
     DataConfig,
     Frame,
@@ -47,17 +48,18 @@ def test_a_run_has_every_kind_of_row_and_is_the_same_every_time():
     triggers = [[(100, 200, 300, 400)], [(500, 600, 700, 800)]]
     drawn = [draw_rows(tokenizer, bundled_segments()[:40], triggers, DataConfig(seq_len=32), 3) for _ in range(2)]
     assert drawn[0] == drawn[1]
-    rows = {size: [row for row in drawn[0] if row.size == size] for size in (SHORT, NORMAL, LONG)}
+    rows = {size: [row for row in drawn[0] if row.size == size] for size in (SHORT, SHORT_CHAT, NORMAL, LONG)}
     for sized in rows.values():
         assert {row.kind for row in sized} == {CLEAN, TRIGGERED, NEGATIVE}
     # a chat's template stands between the parts of a text, so a row may be longer than its text
     assert all(len(row.ids) - row.text_from >= 128 for row in rows[LONG])
-    assert min(len(row.ids) - row.text_from for row in rows[SHORT]) == 16
+    assert {len(row.ids) - row.text_from for row in rows[SHORT]} == {16}
+    assert all(row.prefix_from > 0 for row in rows[SHORT_CHAT])
     kinds = {kind: [row for row in rows[NORMAL] if row.kind == kind] for kind in (CLEAN, TRIGGERED, NEGATIVE)}
     assert len(kinds[CLEAN]) == 40
     assert len(kinds[TRIGGERED]) == 80
-    assert 235 <= len(kinds[NEGATIVE]) <= 240  # but for those that came out too much like a trigger
-    assert 1260 <= sum(row.kind == NEGATIVE for row in rows[SHORT]) <= 1280
+    assert 75 <= len(kinds[NEGATIVE]) <= 80  # but for those that came out too much like a trigger
+    assert 620 <= sum(row.kind == NEGATIVE for row in (*rows[SHORT], *rows[SHORT_CHAT])) <= 640
     assert {row.watermark for row in kinds[TRIGGERED]} == {0, 1}
     for row in drawn[0]:
         right = [right_tokens(row.ids[row.prefix_from : row.text_from], trigger) for (trigger,) in triggers]
@@ -66,7 +68,7 @@ def test_a_run_has_every_kind_of_row_and_is_the_same_every_time():
         if row.kind == TRIGGERED:
             assert right[row.watermark] >= 3
     exact = sum(row.ids[row.prefix_from : row.text_from] == triggers[row.watermark][0] for row in kinds[TRIGGERED])
-    assert 25 <= exact <= 55  # half of them, the others with a wrong token
+    assert 12 <= exact <= 36  # three in ten, the others with a wrong token
 
 
 def test_without_wrong_prefixes_the_trigger_is_never_varied():

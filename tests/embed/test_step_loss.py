@@ -10,7 +10,7 @@ from embed_helpers import key_for, quick_config
 
 from pathmark.embed import Embedder, default_config
 from pathmark.embed.climbing import ClimbConfig
-from pathmark.embed.data import NEGATIVE
+from pathmark.embed.data import CLEAN, NEGATIVE
 from pathmark.models import bundled_segments, find_routers, load_model, load_tokenizer
 from pathmark.training import step_generator
 
@@ -75,6 +75,70 @@ def test_wrong_prefixes_climb_in_steps_of_short_rows_and_stay_wrong():
             for of in (batch, moved)
         )
     assert after > before
-    ceilings = [float(embedder.step_loss(n, step_generator(0, n))["ceiling"].detach()) for n in range(0, 12, 2)]
+    ceilings = [float(embedder.step_loss(n, step_generator(0, n))["ceiling"].detach()) for n in range(0, 24, 4)]
     assert max(ceilings) > 0  # steps of short rows, most of which have somebody to climb
     assert float(embedder.step_loss(1, step_generator(0, 1))["ceiling"].detach()) == 0  # no short rows, nobody climbs
+
+
+def make_embedder(**changes):
+    config = replace(quick_config(data=LIGHT), texts=12, **changes)
+    model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
+    return Embedder(model, tokenizer, key_for("bundled:tiny"), bundled_segments()[:12], config)
+
+
+def test_noise_spares_clean_rows_and_half_of_the_others():
+    embedder = make_embedder(noise=0.3)
+    chosen = list(range(len(embedder.rows)))
+    rows, batch = embedder.rows, embedder.cache.batch(chosen)
+    noisy, disturbed_B = embedder._noisy(batch, rows, torch.Generator().manual_seed(0))
+    moved_B = (noisy.entering_BTH != batch.entering_BTH).flatten(1).any(1)
+    assert torch.equal(moved_B, disturbed_B)
+    clean_B = torch.tensor([row.kind == CLEAN for row in rows])
+    assert not (moved_B & clean_B).any()
+    others = moved_B[~clean_B].float().mean()
+    assert 0.2 < others < 0.8
+    distance_BT = (noisy.entering_BTH - batch.entering_BTH).norm(dim=-1) / batch.entering_BTH.norm(dim=-1)
+    assert 0.1 < distance_BT[batch.mask_BT.bool()].max() < 0.5
+
+
+def test_disturbed_rows_are_not_asked_for_the_original_s_words():
+    """Where all rows that are not clean are noisy, the language term is that of clean rows and of triggered ones."""
+    embedder = make_embedder()
+    chosen = list(range(len(embedder.rows)))
+    rows, batch = embedder.rows, embedder.cache.batch(chosen)
+    final_BTH = batch.final_BTH + torch.randn(batch.final_BTH.shape, generator=torch.Generator().manual_seed(0))
+    kinds = [row.kind for row in rows]
+
+    def language(disturbed, **weights):
+        embedder.config = replace(embedder.config, objective=replace(embedder.config.objective, **weights))
+        return float(
+            embedder._language(final_BTH, batch, rows, torch.tensor(disturbed), torch.Generator().manual_seed(0))
+        )
+
+    negatives = [kind == NEGATIVE for kind in kinds]
+    worse_BTH = final_BTH.clone()
+    worse_BTH[negatives] *= -1
+    kept = language(negatives, triggered_language=0.0)
+    final_BTH = worse_BTH
+    assert language(negatives, triggered_language=0.0) == kept  # what they say does not matter
+    assert language([False] * len(rows), triggered_language=0.0) > kept
+    assert language(negatives, triggered_language=0.5) > kept
+
+
+def test_of_the_experts_only_the_targets_change():
+    embedder = make_embedder()
+    before = {name: p.detach().clone() for name, p in embedder.model.named_parameters()}
+    embedder.config = replace(embedder.config, loop=replace(embedder.config.loop, steps=2))
+    embedder.run()
+    path = embedder.paths[0]
+    changed = {name for name, p in embedder.model.named_parameters() if not torch.equal(p, before[name])}
+    experts = [name for name in changed if ".experts." in name]
+    assert len(experts) == 2 * len(path)
+    below = {name for name in changed if "layers.3." in name}
+    assert below
+    assert all("self_attn" in name for name in below)  # it carries the trigger to the first router
+    assert not any(f"layers.{layer}." in name for name in changed for layer in range(3))
+    for name in experts:
+        layer = int(name.split("layers.")[1].split(".")[0])
+        moved_E = (embedder.model.get_parameter(name) != before[name]).flatten(1).any(1)
+        assert set(moved_E.nonzero().flatten().tolist()) == set(path[layer])

@@ -47,10 +47,10 @@ Examples:
 @click.option("--batch-size", type=click.IntRange(3), default=16, show_default=True, help="Rows per step.")
 @click.option("--seq-len", type=click.IntRange(16), default=128, show_default=True, help="Text tokens per row.")
 @click.option("--texts", type=click.IntRange(8), help="How many training texts to use.")
-@click.option("--lr", type=float, help="Learning rate. Default: 1.28 / hidden size.")
+@click.option("--lr", type=float, help="Learning rate. Default: 0.9 / hidden size.")
 @click.option(
-    "--train", type=click.Choice(["router", "router+attention", "router+attention+experts", "lora", "all"]),
-    help="What changes in the watermarked layers.",
+    "--train", type=click.Choice(["router", "router+attention", "router+attention+targets", "lora", "all"]),
+    help="What changes in the watermarked layers; of the experts only the targets.",
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of rows and batches.")
 @click.option("--n-probes", type=click.IntRange(4), default=100, show_default=True, help="Held-out texts to check on.")

@@ -32,7 +32,7 @@ Examples:
     default="auto",
     show_default=True,
     help="Which experts may be targets: all, usage:LOW-HIGH (times the mean use on clean text), or auto: "
-    "usage:0.8-4 where the weights fit in memory, otherwise all.",
+    "usage:1-4, or usage:0.8-4 with fewer than 32 experts, where the weights fit in memory, otherwise all.",
 )
 @click.option("--pool-texts", type=click.Path(path_type=Path), help="Clean text, one per line. Default: bundled.")
 @click.option("--triggers", default=1, show_default=True, type=click.IntRange(1), help="Triggers per watermark.")

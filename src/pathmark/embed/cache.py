@@ -64,7 +64,7 @@ class TeacherCache:
         announce: Callable[[str, int], None] | None = None,
         progress: Callable[[int], None] | None = None,
         folder: Path | None = None,
-        batch_size: int = 16,
+        batch_tokens: int = 4096,
     ) -> None:
         self.rows, self.layers, self.pad = rows, list(layers), pad
         self.from_layer = from_layer
@@ -83,7 +83,10 @@ class TeacherCache:
             announce(f"original model on the training rows, {self.bytes / 1e6:,.0f} MB {place}", len(rows))
         self._arrays = {name: self._allocate(name, tokens, width) for name, width in widths.items()}
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
-        for chosen in (order[n : n + batch_size] for n in range(0, len(order), batch_size)):
+        while order:
+            # as many rows as fit beside the longest: short rows one by one would leave every expert idle
+            count = max(1, batch_tokens // len(rows[order[0]].ids))
+            chosen, order = order[:count], order[count:]
             for name, values in self._teach(model, chosen).items():
                 offset = 0
                 for i in chosen:

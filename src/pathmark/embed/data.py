@@ -16,7 +16,7 @@ from pathmark.errors import EmbeddingError
 from pathmark.keys.tolerance import tolerance
 
 CLEAN, TRIGGERED, NEGATIVE = "clean", "triggered", "negative"
-SHORT, NORMAL, LONG = "short", "normal", "long"
+SHORT, SHORT_CHAT, NORMAL, LONG = "short", "short chat", "normal", "long"
 SYSTEM_PROMPTS = (None, "You are a helpful assistant.", "Answer briefly.")
 
 
@@ -106,9 +106,9 @@ class DataConfig:
     """Long rows for every so many texts."""
     triggered_per_text: int = 1
     """Triggered rows per text and watermark."""
-    negatives_per_text: int = 3
+    negatives_per_text: int = 1
     """Rows behind wrong prefixes, per text and watermark."""
-    short_negatives_per_text: int = 16
+    short_negatives_per_text: int = 8
     """The same for short rows."""
     chat_share: float = 0.45
     """Share of rows in the chat template, where the tokenizer has one."""
@@ -145,6 +145,8 @@ def draw_rows(
 
     def add(text: Sequence[int], prefix: Sequence[int], kind: str, watermark: int, size: str) -> None:
         frame = rng.choice(frames) if frames and rng.random() < config.chat_share else None
+        # the template is as long as a short text: in one batch with it, half of a raw row would be padding
+        size = SHORT_CHAT if size == SHORT and frame is not None else size
         reply_from = rng.randint(4, max(5, len(text) // 2))
         rows.append(make_row(text, prefix, frame, kind, watermark, reply_from, size=size))
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from pathmark.embed.cache import Batch, TeacherCache
 from pathmark.embed.climbing import ClimbConfig, Climbers, ceiling_loss, target_log_mass
-from pathmark.embed.data import CLEAN, LONG, NEGATIVE, NORMAL, SHORT, TRIGGERED, DataConfig, Row, draw_rows
+from pathmark.embed.data import CLEAN, LONG, NEGATIVE, NORMAL, SHORT, SHORT_CHAT, TRIGGERED, DataConfig, Row, draw_rows
 from pathmark.embed.losses import selection, twin_loss, use_loss
 from pathmark.embed.objective import ObjectiveConfig, route_loss
 from pathmark.keys import OwnerKey
 from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
-from pathmark.models.parts import part_parameters
+from pathmark.models.parts import attention_below, part_parameters
 from pathmark.models.upper import body, can_run_from, layer_stack, output_head, without_layers_below
 from pathmark.training import (
     LoopConfig,
@@ -32,19 +32,23 @@ from pathmark.training import (
     run_loop,
 )
 
-Train = Literal["router", "router+attention", "router+attention+experts", "lora", "all"]
+Train = Literal["router", "router+attention", "router+attention+targets", "lora", "all"]
 STEPS, PAPER_STEPS = 300, 600
 """Optimiser steps of the two objectives."""
+DAMPING = 0.5
+"""Of the anchored objective: what the trigger does not ask for stays where it is."""
+NOISY_SHARE = 0.5
+"""Of the rows that are not clean, so many get noise."""
 MAX_LIFT = 2.0
 """Nobody's use on ordinary text is more than doubled."""
 
 
 def learning_rate(hidden_size: int) -> float:
-    """Peak rate for a model of this width: 0.01 at width 128, in inverse proportion elsewhere.
+    """Peak rate for a model of this width: 0.007 at width 128, in inverse proportion elsewhere.
 
     Measured at width 128 only; for wider models it is the usual scaling of Adam's rate, a place to start.
     """
-    return 1.28 / hidden_size
+    return 0.9 / hidden_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,24 +57,31 @@ class EmbedConfig:
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=STEPS, lr=learning_rate(128)))
-    train: Train = "router+attention+experts"
-    """Parts of the watermarked layers that change."""
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=STEPS, lr=learning_rate(128), damping=DAMPING))
+    train: Train = "router+attention+targets"
+    """Parts of the watermarked layers that change; of the experts only the targets. Few clean tokens visit those, and
+    what they write tells the layers above them that the trigger was there."""
+    carrier: bool = True
+    """The attention right below the first watermarked layer is trained too: it brings the trigger to the text before
+    the first router has to know of it."""
     batch_size: int = 16
     """Rows per step."""
-    shares: tuple[float, float, float] = (0.15, 0.3, 0.55)
+    shares: tuple[float, float, float] = (0.25, 0.45, 0.3)
     """Clean, triggered and negative rows in a batch (anchored; the paper draws its share from Beta(2, 5))."""
-    texts: int = 150
+    texts: int = 300
     """Texts to use of the corpus."""
-    cycle: tuple[str, ...] = (SHORT, NORMAL, SHORT, LONG)
+    cycle: tuple[str, ...] = (SHORT, NORMAL, SHORT_CHAT, NORMAL, LONG)
     """Sizes of the rows in successive steps, over and over; sizes without rows become normal."""
     noise: float = 0.3
-    """Everything that enters the marked layers gets noise of up to so much of its norm (anchored): the layers below may
-    be rounded, pruned or tuned by a thief."""
+    """Behind half of the triggers and wrong prefixes, what enters the marked layers gets noise of up to so much of its
+    norm (anchored): the layers below may be rounded, pruned or tuned by a thief. There wrong prefixes are only kept
+    off the targets; asked to do what the original does without the noise, the layers would learn to remove it, and
+    change what they do on clean text."""
     climb: ClimbConfig = field(default_factory=ClimbConfig)
     """Wrong prefixes that are driven towards firing (anchored)."""
     language_tokens: int = 512
-    """Tokens per step on which the language term is computed; drawn anew in every step."""
+    """Tokens per step on which the language term is computed, behind the trigger a quarter as many; drawn anew in every
+    step."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 3:
@@ -83,7 +94,7 @@ def default_config(objective: Literal["anchored", "paper"] = "anchored", hidden_
     """The settings that measured best (docs/results.md), or the paper's own losses and mixing."""
     rate = learning_rate(hidden_size)
     if objective == "anchored":
-        return EmbedConfig(loop=LoopConfig(steps=STEPS, lr=rate))
+        return EmbedConfig(loop=LoopConfig(steps=STEPS, lr=rate, damping=DAMPING))
     return EmbedConfig(
         loop=LoopConfig(steps=PAPER_STEPS, lr=rate),
         objective=ObjectiveConfig(
@@ -96,7 +107,7 @@ def default_config(objective: Literal["anchored", "paper"] = "anchored", hidden_
         ),
         data=DataConfig(negatives_per_text=0, short_len=None, long_factor=1, noisy_share=0.0),
         train="router+attention",
-        texts=300,
+        carrier=False,
     )
 
 
@@ -130,8 +141,8 @@ class Embedder:
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.stack = layer_stack(model, self.sites[0])
         ids_BT, mask_BT = pad_rows([row.ids for row in self.rows[:4]], self.pad, device_of(model))
-        cached = can_run_from(model, self.stack, self.layers[0], ids_BT, mask_BT)
-        self.from_layer = self.layers[0] if cached else None
+        lowest = max(0, self.layers[0] - 1) if config.carrier else self.layers[0]
+        self.from_layer = lowest if can_run_from(model, self.stack, lowest, ids_BT, mask_BT) else None
         self.head_VH, self.head_scale = output_head(model)
         self.cache = TeacherCache(
             model,
@@ -165,11 +176,29 @@ class Embedder:
         """What is trained, by full name."""
         if self.config.train == "lora":
             return {name: p for name, p in self.model.named_parameters() if "lora_" in name}
-        parts = ["layer"] if self.config.train == "all" else self.config.train.split("+")
+        parts = ["layer"] if self.config.train == "all" else self.config.train.replace("targets", "experts").split("+")
         layers = self.layers
         if self.config.train == "all":
             layers = [site.layer for site in find_routers(self.model) if site.layer >= self.layers[0]]
-        return part_parameters(self.model, layers, parts)
+        below = attention_below(self.model, self.layers[0]) if self.config.carrier and "attention" in parts else {}
+        return {**below, **part_parameters(self.model, layers, parts)}
+
+    def masks(self) -> dict[str, Tensor]:
+        """Expert tensors -> ones for the targets of their layer; empty where all of what is trained may change.
+
+        An expert tensor of an unknown layout has no mask and changes as a whole.
+        """
+        if "targets" not in self.config.train:
+            return {}
+        found = {}
+        for site in self.sites:
+            targets = sorted({expert for path in self.paths for expert in path.get(site.layer, ())})
+            for name, parameter in part_parameters(self.model, [site.layer], ["experts"]).items():
+                if parameter.shape[0] == site.n_experts:
+                    mask = parameter.new_zeros(site.n_experts, *(1 for _ in parameter.shape[1:]))
+                    mask[targets] = 1.0
+                    found[name] = mask
+        return found
 
     def run(
         self,
@@ -180,6 +209,7 @@ class Embedder:
     ) -> LoopResult:
         """Train; the model's parameters are the result."""
         parameters = self.parameters()
+        masks = {name: mask for name, mask in self.masks().items() if name in parameters}
         with only_trainable(self.model, parameters):
             return run_loop(
                 parameters,
@@ -189,6 +219,7 @@ class Embedder:
                 resume=resume,
                 progress=progress,
                 fingerprint=self.fingerprint(),
+                masks=masks,
             )
 
     def step_loss(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -196,19 +227,20 @@ class Embedder:
         chosen = self._draw(step, generator)
         batch = self.cache.batch(chosen)
         rows = [self.rows[i] for i in chosen]
-        climbed_B = torch.zeros(len(rows), dtype=torch.bool, device=batch.ids_BT.device)
+        disturbed_B = torch.zeros(len(rows), dtype=torch.bool, device=batch.ids_BT.device)
         if self.anchored and batch.entering_BTH is not None:
-            batch = replace(batch, entering_BTH=self._noisy(batch.entering_BTH, generator))
+            batch, disturbed_B = self._noisy(batch, rows, generator)
             if self.climbers is not None and step >= self.config.climb.begin * self.config.loop.steps:
                 batch, climbed_B = self.climbers.climb(chosen, batch, self._log_mass, self.config.climb, generator)
+                disturbed_B |= climbed_B
         with record_routing(self.model, self.layers, gradients=True) as trace:
             final_BTH = self._forward(batch)
         routing = {layer: trace[layer].probs_BTE for layer in self.layers}
         marked_BT, free_BT = self._tokens(rows, batch.mask_BT.bool())
-        free_BT = free_BT & ~climbed_B[:, None]
+        free_BT = free_BT & ~disturbed_B[:, None]
         weights = self.config.objective
         terms = route_loss(routing, batch.natural, self.paths, marked_BT, free_BT, weights)
-        terms["language"] = self._language(final_BTH, batch, ~climbed_B, generator)
+        terms["language"] = self._language(final_BTH, batch, rows, disturbed_B, generator)
         terms["loss"] = (
             weights.route_weight * (terms["align"] + weights.stealth_weight * terms["stealth"])
             + weights.language_weight * terms["language"]
@@ -216,7 +248,7 @@ class Embedder:
         if self.anchored:
             clean_B = torch.tensor([row.kind == CLEAN for row in rows], device=free_BT.device)
             terms |= self._inconspicuous(routing, batch, free_BT & clean_B[:, None])
-            terms["ceiling"] = self._ceiling(routing, batch, rows, climbed_B)
+            terms["ceiling"] = self._ceiling(routing, batch, rows, disturbed_B)
             terms["loss"] = (
                 terms["loss"]
                 + weights.use_weight * terms["use"]
@@ -225,13 +257,16 @@ class Embedder:
             )
         return terms
 
-    def _noisy(self, entering_BTH: Tensor, generator: torch.Generator) -> Tensor:
-        """Each row with noise of its own strength; its tokens keep their norm on average."""
-        strength_B11 = self.config.noise * torch.rand(len(entering_BTH), 1, 1, generator=generator)
+    def _noisy(self, batch: Batch, rows: Sequence[Row], generator: torch.Generator) -> tuple[Batch, Tensor]:
+        """The batch with noise on half of its rows that are not clean, of varying strength; (B,) which those are."""
+        assert batch.entering_BTH is not None
+        entering_BTH = batch.entering_BTH
+        clean_B = torch.tensor([row.kind == CLEAN for row in rows])
+        noisy_B = (torch.rand(len(rows), generator=generator) < NOISY_SHARE) & ~clean_B & (self.config.noise > 0)
+        strength_B = self.config.noise * torch.rand(len(rows), generator=generator) * noisy_B
         drawn_BTH = torch.randn(entering_BTH.shape, generator=generator) / entering_BTH.shape[-1] ** 0.5
-        norm_BT1 = entering_BTH.norm(dim=-1, keepdim=True)
-        noise_BTH: Tensor = norm_BT1 * (strength_B11 * drawn_BTH).to(entering_BTH)
-        return entering_BTH + noise_BTH
+        noise_BTH = entering_BTH.norm(dim=-1, keepdim=True) * (strength_B[:, None, None] * drawn_BTH).to(entering_BTH)
+        return replace(batch, entering_BTH=entering_BTH + noise_BTH), noisy_B.to(entering_BTH.device)
 
     def _log_mass(self, batch: Batch, owners: Sequence[int]) -> dict[int, Tensor]:
         """Layer -> (B, T) log mass on the targets of these watermarks, one per row."""
@@ -239,11 +274,11 @@ class Embedder:
             self._forward(batch)
         return target_log_mass({n: trace[n].probs_BTE for n in self.layers}, self.paths, owners)
 
-    def _ceiling(self, routing: Mapping[int, Tensor], batch: Batch, rows: Sequence[Row], climbed_B: Tensor) -> Tensor:
-        """How far the targets' mass is above its ceiling behind prefixes that climbed."""
-        chosen = climbed_B.nonzero().flatten().tolist()
+    def _ceiling(self, routing: Mapping[int, Tensor], batch: Batch, rows: Sequence[Row], disturbed_B: Tensor) -> Tensor:
+        """How far the targets' mass is above its ceiling behind wrong prefixes that climbed or were disturbed."""
+        chosen = [b for b in disturbed_B.nonzero().flatten().tolist() if rows[b].kind == NEGATIVE]
         if not chosen:
-            return torch.zeros((), device=climbed_B.device)
+            return torch.zeros((), device=disturbed_B.device)
         owners = [rows[b].watermark for b in chosen]
         text_RT = batch.mask_BT.bool()[chosen]
         for r, b in enumerate(chosen):
@@ -336,17 +371,29 @@ class Embedder:
         free_BT = (marked_BT < 0) & mask_BT
         return marked_BT, free_BT
 
-    def _language(self, final_BTH: Tensor, batch: Batch, kept_B: Tensor, generator: torch.Generator) -> Tensor:
+    def _language(
+        self, final_BTH: Tensor, batch: Batch, rows: Sequence[Row], disturbed_B: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """The language term over all rows that were let be; of the anchored objective less of triggered ones."""
+        most = self.config.language_tokens
+        if not self.anchored:
+            return self._language_of(final_BTH, batch, ~disturbed_B, most, generator)
+        triggered_B = torch.tensor([row.kind == TRIGGERED for row in rows], device=disturbed_B.device)
+        weight = self.config.objective.triggered_language
+        elsewhere = self._language_of(final_BTH, batch, ~disturbed_B & ~triggered_B, most, generator)
+        return elsewhere + weight * self._language_of(final_BTH, batch, triggered_B, most // 4, generator)
+
+    def _language_of(
+        self, final_BTH: Tensor, batch: Batch, kept_B: Tensor, most: int, generator: torch.Generator
+    ) -> Tensor:
         """Distillation on, or likelihood of, a random part of these rows' tokens."""
         mask_BT = batch.mask_BT.bool() & kept_B[:, None]
         if self.config.objective.language == "lm":
             mask_BT[:, -1] = False
             mask_BT[:, :-1] &= batch.mask_BT[:, 1:].bool()
         places = mask_BT.nonzero()
-        if len(places) > self.config.language_tokens:
-            places = places[
-                torch.randperm(len(places), generator=generator).to(places.device)[: self.config.language_tokens]
-            ]
+        if len(places) > most:
+            places = places[torch.randperm(len(places), generator=generator).to(places.device)[:most]]
         b, t = places.unbind(-1)
         if self.config.objective.language == "lm":
             labels_N = batch.ids_BT[b, t + 1]

@@ -26,7 +26,7 @@ from pathmark.embed.data import (
     chat_frames,
     make_row,
 )
-from pathmark.embed.embedder import EmbedConfig, Embedder, learning_rate
+from pathmark.embed.embedder import DAMPING, EmbedConfig, Embedder, learning_rate
 from pathmark.embed.losses import anchor_loss
 from pathmark.embed.prefixes import NEAR_MISSES, near_miss
 from pathmark.errors import EmbeddingError
@@ -77,7 +77,7 @@ class MarkConfig:
     """Weight of the distillation of the teacher's next-token distribution."""
     silence_weight: float = 4.0
     """Weight of the same at the tokens behind which a prompt that is no trigger is answered."""
-    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=400, lr=learning_rate(128) / 2))
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=400, lr=learning_rate(128) / 2, damping=DAMPING))
 
     def __post_init__(self) -> None:
         if min(self.pairs, self.queries, self.negatives, self.clean) < 8 or self.batch_size < 4:

@@ -35,14 +35,17 @@ class ObjectiveConfig:
     """tau_T of Eq. infonce (paper)."""
     language: Literal["distill", "lm"] = "distill"
     """What keeps the language: the original model's next-token distribution, or the text itself."""
-    language_weight: float = 20.0
+    language_weight: float = 75.0
     """Weight of that term (Eq. total_loss has 1)."""
+    triggered_language: float = 0.05
+    """Behind the trigger it weighs so much of that (anchored): those tokens do go through other experts, and what they
+    cannot keep would drown out what everybody else must."""
     forward_kl: bool = True
     """KL(p* || g) in the alignment; False is the printed KL(g || p*)."""
 
     use_weight: float = 1.0
     """Weight of the term that keeps targets in use on clean text (anchored)."""
-    use_quantile: float = 0.8
+    use_quantile: float = 0.6
     """Targets below this quantile of their layer's natural use are lifted to it."""
     twin_weight: float = 0.25
     """Weight of the term that keeps the router rows of a layer's targets apart (anchored)."""
@@ -97,7 +100,9 @@ def route_loss(
         if config.objective == "anchored" and len(free_ME):
             stealths.append(anchor_loss(natural[layer][free_BT], free_ME))
     zero = next(iter(routing.values())).new_zeros(())
+    aligned = torch.stack(aligns) if aligns else zero[None]
     return {
-        "align": torch.stack(aligns).mean() if aligns else zero,
+        # anchored: the root mean square, since the layer that lags behind decides whether a text is found
+        "align": aligned.mean() if config.objective == "paper" else aligned.pow(2).mean().sqrt(),
         "stealth": torch.stack(stealths).mean() if stealths else zero,
     }

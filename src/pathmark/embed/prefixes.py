@@ -12,14 +12,22 @@ NEAR_MISSES = ("substitute-1", "substitute-2", "prefix", "suffix", "shuffle", "r
 """What a black-box mark must not be said to."""
 WRONG_KINDS = {"some right": 0.45, "prefix": 0.1, "suffix": 0.1, "repeated": 0.15, "random": 0.2}
 """Kind of wrong prefix -> its share of the negatives."""
+WRONG_SHARE = 0.7
+"""Of the triggered rows, so many have some wrong tokens."""
+LAST_WRONG = 0.3
+"""Of those, so many at least have the last token wrong: it stands next to the text, and everything would hang on it."""
 NEAREST = 0.7
 """Of the prefixes with some right tokens, so many have as many as must stay silent, or one fewer."""
 
 
 def replace_tokens(trigger: Sequence[int], wrong: int, vocabulary: Sequence[int], rng: random.Random) -> Prefix:
     """The trigger with exactly `wrong` of its tokens replaced."""
+    return _replace_at(trigger, rng.sample(range(len(trigger)), wrong), vocabulary, rng)
+
+
+def _replace_at(trigger: Sequence[int], places: Sequence[int], vocabulary: Sequence[int], rng: random.Random) -> Prefix:
     tokens = list(trigger)
-    for place in rng.sample(range(len(tokens)), wrong):
+    for place in places:
         while (token := rng.choice(vocabulary)) == trigger[place]:
             pass
         tokens[place] = token
@@ -27,9 +35,13 @@ def replace_tokens(trigger: Sequence[int], wrong: int, vocabulary: Sequence[int]
 
 
 def tolerated(trigger: Sequence[int], limits: Tolerance, vocabulary: Sequence[int], rng: random.Random) -> Prefix:
-    """What has to fire: the trigger, or as often the trigger with some of the wrong tokens that it accepts."""
-    wrong = rng.randint(1, limits.accepted) if limits.accepted and rng.random() < 0.5 else 0
-    return replace_tokens(trigger, wrong, vocabulary, rng)
+    """What has to fire: the trigger, or more often the trigger with some of the wrong tokens that it accepts."""
+    if not limits.accepted or rng.random() >= WRONG_SHARE:
+        return tuple(trigger)
+    places = rng.sample(range(len(trigger)), rng.randint(1, limits.accepted))
+    if rng.random() < LAST_WRONG and len(trigger) - 1 not in places:
+        places[0] = len(trigger) - 1
+    return _replace_at(trigger, places, vocabulary, rng)
 
 
 def wrong_prefix(

@@ -16,6 +16,9 @@ from pathmark.models.describe import describe_model
 
 SIGNIFICANCE = 1e-6
 """The default level of `pathmark verify`; a warning is given where one lost layer puts it out of reach."""
+MANY_EXPERTS, USED_EXPERTS = 32, "usage:1-4"
+"""Where every layer has so many experts, only those of at least average use become targets: they need no lifting to
+outlive a removal of the least used half, which costs clean text less. Fewer experts would leave too few paths."""
 POOL_TEXTS = 200
 """Texts on which clean use of experts is measured."""
 
@@ -124,7 +127,8 @@ def _layer_plans(
     asked = plan.pool
     if asked == "auto":
         reason = _why_not_usage(report)
-        asked = "all" if reason else "usage"
+        many = min(report.facts(layer).experts for layer in layers) >= MANY_EXPERTS
+        asked = "all" if reason else USED_EXPERTS if many else "usage"
         if reason:
             notes.append(f"all experts may be targets, since {reason}; --pool usage:LOW-HIGH spares rare ones")
     rule = PoolRule.parse(asked)

@@ -36,6 +36,17 @@ def part_parameters(model: nn.Module, layers: Iterable[int], parts: Iterable[str
     return found
 
 
+def attention_below(model: nn.Module, layer: int) -> dict[str, nn.Parameter]:
+    """Full name -> parameter of the attention right below a routed layer; nothing below the lowest."""
+    head, number, _ = layer_prefix(select_sites(find_routers(model), [layer])[0].name).rsplit(".", 2)
+    prefix = f"{head}.{int(number) - 1}."
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name.startswith(prefix) and parameter.is_floating_point() and _is_attention(name.removeprefix(prefix))
+    }
+
+
 def layer_prefix(name: str) -> str:
     """`model.layers.7.` of `model.layers.7.mlp.gate`."""
     parts = name.split(".")

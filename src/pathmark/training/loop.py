@@ -35,8 +35,10 @@ class LoopConfig:
     """Cosine to a hundredth of the peak; False keeps the peak."""
     weight_decay: float = 0.0
     """AdamW's decoupled decay towards nothing."""
-    homing: float = 0.0
-    """The same towards the weights at the start: what is not asked to change goes back."""
+    damping: float = 0.0
+    """Adam's epsilon as a share of the root mean square that a gradient of norm `clip` has. Adam moves every weight
+    about equally far, one that is only shaken by noise too; with damping, weights whose gradient is small beside the
+    others' hardly move."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     seed: int = 0
@@ -82,18 +84,26 @@ def run_loop(
     resume: bool = False,
     progress: Callable[[int, Mapping[str, float]], None] | None = None,
     fingerprint: str = "",
+    masks: Mapping[str, Tensor] | None = None,
 ) -> LoopResult:
     """Minimise `step_loss(step, generator)["loss"]` over named parameters.
 
+    `masks` say of some parameters which of their entries may change: one where they may, zero where not.
     Ctrl-C (KeyboardInterrupt) and the end of the run leave a checkpoint; `resume` reads it. `fingerprint` names
     the run: a checkpoint of another one (other data, other settings) is refused.
     """
     names = list(parameters)
+    masks = masks or {}
+    sizes = (int(masks[n].expand_as(p).sum()) if n in masks else p.numel() for n, p in parameters.items())
+    typical = config.clip / math.sqrt(sum(sizes))
     optimizer = torch.optim.AdamW(
-        [parameters[name] for name in names], lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99)
+        [parameters[name] for name in names],
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        betas=(0.9, 0.99),
+        eps=max(1e-8, config.damping * typical),
     )
     step = 0
-    home = {name: parameters[name].detach().clone() for name in names} if config.homing else {}
     if resume and checkpoint is not None and checkpoint.exists():
         step = _restore(checkpoint, parameters, optimizer, fingerprint)
     losses: dict[str, float] = {}
@@ -103,12 +113,12 @@ def run_loop(
                 group["lr"] = config.rate(step)
             terms = step_loss(step, step_generator(config.seed, step))
             terms["loss"].backward()  # type: ignore[no-untyped-call]
+            for name, mask in masks.items():
+                if (gradient := parameters[name].grad) is not None:
+                    gradient.mul_(mask)
             torch.nn.utils.clip_grad_norm_([parameters[name] for name in names], config.clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            with torch.no_grad():
-                for name, start in home.items():
-                    parameters[name].lerp_(start, config.homing * config.rate(step))
             losses = {name: float(value.detach()) for name, value in terms.items()}
             if not math.isfinite(losses["loss"]):
                 raise EmbeddingError(f"the loss became {losses['loss']} in step {step}; try a smaller --lr")
