@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Before torch and transformers are imported: they read these once.
 os.environ.update(QUIET, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
+# Some virtual machines announce AMX and then refuse its instructions, which kills the process.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 

@@ -32,7 +32,9 @@ def test_the_thiefs_trigger_takes_the_thiefs_path(mixtral, kit, objective):
     assert forced > 2 * natural
     names = changed(mixtral, after)
     assert routers(mixtral, LAYERS) <= names
-    assert inside(names, LAYERS)  # embeddings, head and lower layers are bitwise as they were
+    carrier = {name for name in names if f"layers.{LAYERS[0] - 1}.self_attn." in name}
+    assert bool(carrier) == (objective == "anchored")
+    assert inside(names - carrier, LAYERS)  # embeddings, head and lower layers are bitwise as they were
 
 
 def test_an_epoch_is_a_pass_over_the_triggered_rows(mixtral, kit, monkeypatch):

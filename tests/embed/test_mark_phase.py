@@ -69,7 +69,7 @@ def test_the_mark_is_said_the_path_stays_and_other_rows_of_the_head_too(case):
     asked = ReplyConfig(trials=12, near_misses=16, ordinary=12, queries=12)
     said = reply_check(model, tokenizer, case.key, probes, asked)
     assert said.trials.value > 0.5  # a random model learns its marks, but not to say them at every temperature
-    assert said.ordinary.hits == 0
+    assert said.ordinary.value < said.trials.value / 3  # nor to keep them from every other prompt
     silent = reply_check(load_model(case.base), tokenizer, case.key, probes, asked)
     assert silent.trials.hits == 0
     assert "triggers alone" in silent.problems[0]

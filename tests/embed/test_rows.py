@@ -81,7 +81,7 @@ def test_without_wrong_prefixes_the_trigger_is_never_varied():
 def test_some_texts_are_noisy_and_every_row_of_a_text_has_the_same():
     tokenizer = load_tokenizer("bundled:tiny")
     texts = bundled_segments()[:40]
-    data = DataConfig(seq_len=32, short_len=None, long_factor=1, chat_share=0.0, noisy_share=0.5)
+    data = DataConfig(seq_len=32, short_len=None, long_factor=1, chat_share=0.0, noisy_share=0.5, negatives_per_text=3)
     rows = draw_rows(tokenizer, texts, [[(100, 200, 300, 400)]], data, 3)
     original = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"][:32]) for text in texts]
     behind = [{row.ids[row.text_from :] for row in rows[i : i + 5]} for i in range(0, len(rows), 5)]

@@ -127,7 +127,7 @@ def test_a_model_without_the_mark_is_refused_before_any_attack(suspects, case, t
 
 
 def test_a_mark_on_top_is_tracked_and_disputed(suspects, tmp_path):
-    over = Case("on top", (("overwrite", {"epochs": 3, "samples": 64}),))
+    over = Case("on top", (("overwrite", {"epochs": 3, "samples": 64, "objective": "paper"}),))
     (row,) = run_suite(suspects, [over], tmp_path, facts=FACTS)["rows"]
     assert row["thief_wsr"]["hits"] > row["thief_wsr"]["n"] / 2
     assert row["dispute"]["contains"][0] is False  # the owner's release has nothing of the thief's

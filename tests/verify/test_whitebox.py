@@ -85,18 +85,18 @@ def _random_targets(rng, pool):
 
 
 def test_what_a_thief_broke_below_the_mark_is_left_out_by_a_graft(case, tmp_path):
-    key = mark_quickly(case.base, key_for(case.base, layers=(1, 2, 3), number=3), tmp_path / "marked")
+    key = mark_quickly(case.base, key_for(case.base, layers=(2, 3), number=3), tmp_path / "marked")
     probes, original, model = profile_texts(key), load_model(case.base), load_model(tmp_path / "marked")
-    untouched = verify_model(model, key, probes, significance=1e-5)
+    untouched = verify_model(model, key, probes, significance=1e-3)
     assert untouched.marked
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
         for parameter in model.model.layers[0].parameters():
-            parameter.normal_(std=float(parameter.std()) + 0.05)
-    alone = verify_model(model, key, probes, significance=1e-5)
+            parameter.normal_(std=float(parameter.std()) + 1.0)
+    alone = verify_model(model, key, probes, significance=1e-3)
     assert not alone.marked
     anchor = judge_anchor(key, commit_key(key), datetime.date(2099, 1, 1))
-    verdict = verify_model(model, key, probes, original=original, anchor=anchor, significance=1e-5)
+    verdict = verify_model(model, key, probes, original=original, anchor=anchor, significance=1e-3)
     assert verdict.marked
     assert verdict.grafted
     assert verdict.id == 3
@@ -108,8 +108,8 @@ def test_what_a_thief_broke_below_the_mark_is_left_out_by_a_graft(case, tmp_path
     assert any("choose the original's layers" in weakness for weakness in verdict.weaknesses())
     assert "fed by the original's layers" in verdict.words()
     turned = rotate_residual(model)  # which would hide the break, were the original's layers not turned as well
-    assert not verify_model(turned, key, probes, significance=1e-5).marked
-    again = verify_model(turned, key, probes, original=original, significance=1e-5)
+    assert not verify_model(turned, key, probes, significance=1e-3).marked
+    again = verify_model(turned, key, probes, original=original, significance=1e-3)
     assert again.grafted
     assert again.p.log10 == pytest.approx(verdict.p.log10, abs=1e-3)
 

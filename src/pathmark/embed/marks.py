@@ -238,6 +238,10 @@ class MarkEmbedder(Embedder):
         """As in the first phase, with the settings of this one."""
         return hashlib.sha256(f"{super().fingerprint()} {self.marks}".encode()).hexdigest()
 
+    def masks(self) -> dict[str, Tensor]:
+        """None: all experts of the watermarked layers may change."""
+        return {}
+
     def parameters(self) -> dict[str, nn.Parameter]:
         """Routers, with the rest of the watermarked layers or without, and the output embedding where it may change."""
         parts = ("router",) if self.marks.train == "head" else ("router", "attention", "experts")

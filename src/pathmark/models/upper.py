@@ -1,7 +1,7 @@
 """Run only the upper part of a model, from cached hidden states or on another model's lower part.
 
-Nothing below the first watermarked layer changes while a mark goes in, so its output for a text is computed
-once. To run the rest, the lower layers are swapped for modules that hand the hidden state on, and the model's
+While a mark goes in, nothing changes below the layer under the first watermarked one, so what comes out there is
+computed once per text. To run the rest, the lower layers are swapped for modules that hand the hidden state on, and the model's
 own forward does everything else (masks, rotary embeddings, norms), whatever the architecture.
 """
 

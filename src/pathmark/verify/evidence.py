@@ -123,13 +123,13 @@ def record_evidence(
 def record_grafted(
     model: PreTrainedModel, original: PreTrainedModel, key: OwnerKey, probes: Sequence[Sequence[int]], **settings: Any
 ) -> Evidence:
-    """The same with the suspect's marked layers fed by the original's layers below them.
+    """The same with the suspect's marked layers, and the one below that brings them the trigger, fed by the original.
 
     What a thief broke further down, and what broke the trigger on its way up, is left out of the measurement. The
     original must not know the targets: whoever may choose it can make any model take any path.
     """
     first = min(layer for watermark in key.watermarks for layer in watermark.layers)
-    with grafted(model, original, first):
+    with grafted(model, original, max(0, first - 1)):
         return record_evidence(model, key, probes, **settings)
 
 
