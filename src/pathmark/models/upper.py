@@ -1,8 +1,8 @@
 """Run only the upper part of a model, from cached hidden states or on another model's lower part.
 
 While a mark goes in, nothing changes below the layer under the first watermarked one, so what comes out there is
-computed once per text. To run the rest, the lower layers are swapped for modules that hand the hidden state on, and the model's
-own forward does everything else (masks, rotary embeddings, norms), whatever the architecture.
+computed once per text. To run the rest, the lower layers are swapped for modules that hand the hidden state on, and
+the model's own forward does everything else (masks, rotary embeddings, norms), whatever the architecture.
 """
 
 from __future__ import annotations
