@@ -15,6 +15,8 @@ from pathmark.embed.losses import (
     margin_rho,
     mixture_target,
     paper_target,
+    power_mean,
+    row_means,
     selection,
     twin_loss,
     use_loss,
@@ -118,7 +120,7 @@ def test_route_loss_uses_each_watermark_s_own_tokens_and_layers():
         )
         for j, layer in ((0, 5), (1, 6))
     ]
-    torch.testing.assert_close(terms["align"], torch.stack(by_hand).pow(2).mean().sqrt())
+    torch.testing.assert_close(terms["align"], torch.stack(by_hand).pow(4).mean().pow(0.25))
     anchors = [anchor_loss(natural[layer][free], routing[layer][free]) for layer in natural]
     torch.testing.assert_close(terms["stealth"], torch.stack(anchors).mean())
 
@@ -168,7 +170,7 @@ def test_twin_loss_looks_at_the_targets_rows_centred_over_all_experts():
 
 
 def test_the_layer_that_lags_behind_counts_more():
-    """Two layers, one at its target: the anchored objective takes the root mean square, the paper's the mean."""
+    """Two layers, one at its target: the anchored objective takes the mean of fourth powers, the paper's the mean."""
     natural, path = torch.full((1, 3, 4), 0.25), (0, 1)
     reached = mixture_target(natural, path, margin_rho(natural, 2, 1.0))
     marked, free = torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3, dtype=torch.bool)
@@ -180,6 +182,20 @@ def test_the_layer_that_lags_behind_counts_more():
         return float(route_loss(routing, dict.fromkeys(routing, natural), paths, marked, free, config)["align"])
 
     far = align("anchored", far=natural)
-    assert align("anchored", far=natural, there=reached) == pytest.approx(far / math.sqrt(2), rel=1e-4)
+    assert align("anchored", far=natural, there=reached) == pytest.approx(far / 2 ** (1 / 4), rel=1e-4)
     far, near = align("paper", far=natural), align("paper", near=reached)
     assert align("paper", far=natural, near=reached) == pytest.approx((far + near) / 2, rel=1e-4)
+
+
+def test_rows_are_averaged_apart_and_rows_without_tokens_left_out():
+    here = torch.tensor([[True, False, True], [False, False, False], [False, True, False]])
+    assert row_means(torch.tensor([1.0, 3.0, 5.0]), here).tolist() == [2.0, 5.0]
+
+
+def test_power_mean_leans_to_the_largest_and_has_a_gradient_at_nothing():
+    values = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    assert float(power_mean(values, 1.0)) == pytest.approx(2.0)
+    assert float(power_mean(values, 4.0)) == pytest.approx(((1 + 81) / 2) ** 0.25)
+    nothing = torch.zeros(3, requires_grad=True)
+    power_mean(nothing, 4.0).backward()
+    assert nothing.grad.tolist() == [0.0, 0.0, 0.0]

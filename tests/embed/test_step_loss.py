@@ -76,8 +76,8 @@ def test_wrong_prefixes_climb_in_steps_of_short_rows_and_stay_wrong():
         )
     assert after > before
     ceilings = [float(embedder.step_loss(n, step_generator(0, n))["ceiling"].detach()) for n in range(0, 24, 4)]
-    assert max(ceilings) > 0  # steps of short rows, most of which have somebody to climb
-    assert float(embedder.step_loss(1, step_generator(0, 1))["ceiling"].detach()) == 0  # no short rows, nobody climbs
+    assert max(ceilings) > 0.01  # steps of short rows, most of which have somebody to climb
+    assert float(embedder.step_loss(1, step_generator(0, 1))["ceiling"].detach()) < 1e-4  # nobody climbs there
 
 
 def make_embedder(**changes):

@@ -150,7 +150,7 @@ def climb(
     return current_RTH, taken_RP
 
 
-def ceiling_loss(log_mass_N: Tensor, natural_mass_N: Tensor, *, factor: float, least: float) -> Tensor:
-    """Mean of how far the targets' mass lies above `factor` times its natural value, in logarithms; nothing below."""
+def above_ceiling(log_mass_N: Tensor, natural_mass_N: Tensor, *, factor: float, least: float) -> Tensor:
+    """How far each token's mass on the targets lies above `factor` times its natural value, in logarithms."""
     allowed_N = (factor * natural_mass_N).clamp_min(least)
-    return torch.relu(log_mass_N - allowed_N.log()).mean()
+    return torch.relu(log_mass_N - allowed_N.log())

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from pathmark.embed.cache import Batch, TeacherCache
-from pathmark.embed.climbing import ClimbConfig, Climbers, ceiling_loss, target_log_mass
+from pathmark.embed.climbing import ClimbConfig, Climbers, above_ceiling, target_log_mass
 from pathmark.embed.data import CLEAN, LONG, NEGATIVE, NORMAL, SHORT, SHORT_CHAT, TRIGGERED, DataConfig, Row, draw_rows
-from pathmark.embed.losses import selection, twin_loss, use_loss
+from pathmark.embed.losses import power_mean, row_means, selection, twin_loss, use_loss
 from pathmark.embed.objective import ObjectiveConfig, route_loss
 from pathmark.keys import OwnerKey
 from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
@@ -39,6 +39,8 @@ DAMPING = 0.5
 """Of the anchored objective: what the trigger does not ask for stays where it is."""
 NOISY_SHARE = 0.5
 """Of the rows that are not clean, so many get noise."""
+WORST_NEGATIVE = 2.0
+"""Power of the mean over wrong prefixes: few of them come near to firing, and those are the ones to hold down."""
 MAX_LIFT = 2.0
 """Nobody's use on ordinary text is more than doubled."""
 
@@ -70,7 +72,7 @@ class EmbedConfig:
     """Clean, triggered and negative rows in a batch (anchored; the paper draws its share from Beta(2, 5))."""
     texts: int = 300
     """Texts to use of the corpus."""
-    cycle: tuple[str, ...] = (SHORT, NORMAL, SHORT_CHAT, NORMAL, LONG)
+    cycle: tuple[str, ...] = (SHORT, NORMAL, SHORT_CHAT, SHORT, NORMAL, LONG)
     """Sizes of the rows in successive steps, over and over; sizes without rows become normal."""
     noise: float = 0.3
     """Behind half of the triggers and wrong prefixes, what enters the marked layers gets noise of up to so much of its
@@ -248,7 +250,7 @@ class Embedder:
         if self.anchored:
             clean_B = torch.tensor([row.kind == CLEAN for row in rows], device=free_BT.device)
             terms |= self._inconspicuous(routing, batch, free_BT & clean_B[:, None])
-            terms["ceiling"] = self._ceiling(routing, batch, rows, disturbed_B)
+            terms["ceiling"] = self._ceiling(routing, batch, rows)
             terms["loss"] = (
                 terms["loss"]
                 + weights.use_weight * terms["use"]
@@ -274,11 +276,9 @@ class Embedder:
             self._forward(batch)
         return target_log_mass({n: trace[n].probs_BTE for n in self.layers}, self.paths, owners)
 
-    def _ceiling(self, routing: Mapping[int, Tensor], batch: Batch, rows: Sequence[Row], disturbed_B: Tensor) -> Tensor:
-        """How far the targets' mass is above its ceiling behind wrong prefixes that climbed or were disturbed."""
-        chosen = [b for b in disturbed_B.nonzero().flatten().tolist() if rows[b].kind == NEGATIVE]
-        if not chosen:
-            return torch.zeros((), device=disturbed_B.device)
+    def _ceiling(self, routing: Mapping[int, Tensor], batch: Batch, rows: Sequence[Row]) -> Tensor:
+        """How far the targets' mass is above its ceiling behind wrong prefixes; the worst of them count most."""
+        chosen = [b for b, row in enumerate(rows) if row.kind == NEGATIVE]
         owners = [rows[b].watermark for b in chosen]
         text_RT = batch.mask_BT.bool()[chosen]
         for r, b in enumerate(chosen):
@@ -288,13 +288,13 @@ class Embedder:
             for of in (routing, batch.natural)
         )
         weights = self.config.objective
-        losses = [
-            ceiling_loss(
+        above = [
+            above_ceiling(
                 after[n][text_RT], before[n][text_RT].exp(), factor=weights.ceiling_factor, least=weights.ceiling_least
             )
             for n in self.layers
         ]
-        return torch.stack(losses).mean()
+        return power_mean(row_means(torch.stack(above).mean(0), text_RT), WORST_NEGATIVE)
 
     def _inconspicuous(self, routing: Mapping[int, Tensor], batch: Batch, clean_BT: Tensor) -> dict[str, Tensor]:
         """Targets that neither fall out of use on clean text nor resemble each other."""

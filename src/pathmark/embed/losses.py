@@ -41,19 +41,40 @@ def mixture_target(natural_NE: Tensor, targets: Sequence[int], rho_N1: Tensor) -
     return rho_N1 * uniform_E + (1 - rho_N1) * natural_NE
 
 
+def kl_per_token(p_NE: Tensor, q_NE: Tensor) -> Tensor:
+    """KL(p || q) of each token. Either may be one distribution for all tokens."""
+    return (p_NE * ((p_NE + TINY).log() - (q_NE + TINY).log())).sum(-1)
+
+
 def kl_divergence(p_NE: Tensor, q_NE: Tensor) -> Tensor:
-    """Mean KL(p || q) over tokens. Either may be one distribution for all tokens."""
-    return (p_NE * ((p_NE + TINY).log() - (q_NE + TINY).log())).sum(-1).mean()
+    """Mean KL(p || q) over tokens."""
+    return kl_per_token(p_NE, q_NE).mean()
 
 
-def align_loss(routing_NE: Tensor, target_NE: Tensor, *, forward_kl: bool = False) -> Tensor:
-    """Eq. align_loss: squared distance plus KL(g || p*), averaged over triggered tokens.
+def align_per_token(routing_NE: Tensor, target_NE: Tensor, *, forward_kl: bool = False) -> Tensor:
+    """What Eq. align_loss averages over triggered tokens: squared distance plus KL(g || p*).
 
     `forward_kl` takes KL(p* || g) instead, the direction that the paper's proof differentiates.
     """
-    squared = (routing_NE - target_NE).pow(2).sum(-1).mean()
-    divergence = kl_divergence(target_NE, routing_NE) if forward_kl else kl_divergence(routing_NE, target_NE)
-    return squared + divergence
+    squared_N = (routing_NE - target_NE).pow(2).sum(-1)
+    return squared_N + (kl_per_token(target_NE, routing_NE) if forward_kl else kl_per_token(routing_NE, target_NE))
+
+
+def align_loss(routing_NE: Tensor, target_NE: Tensor, *, forward_kl: bool = False) -> Tensor:
+    """Eq. align_loss: the mean of `align_per_token`."""
+    return align_per_token(routing_NE, target_NE, forward_kl=forward_kl).mean()
+
+
+def row_means(values_N: Tensor, here_BT: Tensor) -> Tensor:
+    """Mean of the tokens' values in every row that has some; `here_BT` says which tokens they are, in order."""
+    counts_B = here_BT.sum(1)
+    sums_B = values_N.new_zeros(len(here_BT)).index_add(0, here_BT.nonzero()[:, 0], values_N)
+    return (sums_B / counts_B.clamp_min(1))[counts_B > 0]
+
+
+def power_mean(values: Tensor, power: float) -> Tensor:
+    """(mean of x^power)^(1/power) of values >= 0: the higher the power, the more the largest ones count."""
+    return (values.pow(power).mean() + TINY).pow(1 / power)
 
 
 def contrast_loss(triggered_NE: Tensor, clean_ME: Tensor, target_E: Tensor, *, temperature: float = 1.0) -> Tensor:

@@ -11,12 +11,19 @@ from torch import Tensor
 
 from pathmark.embed.losses import (
     align_loss,
+    align_per_token,
     anchor_loss,
     contrast_loss,
     margin_rho,
     mixture_target,
     paper_target,
+    power_mean,
+    row_means,
 )
+
+WORST_TRIGGERED = 4.0
+"""Power of the mean over triggered rows and layers: the layer that lags behind decides whether a text is found, and the
+one token without which nothing fires makes the trigger as brittle as that token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +54,9 @@ class ObjectiveConfig:
     """Weight of the term that keeps targets in use on clean text (anchored)."""
     use_quantile: float = 0.6
     """Targets below this quantile of their layer's natural use are lifted to it."""
-    twin_weight: float = 0.25
+    twin_weight: float = 5.0
     """Weight of the term that keeps the router rows of a layer's targets apart (anchored)."""
-    twin_cosine: float = 0.5
+    twin_cosine: float = 0.0
     """The similarity of rows that costs nothing."""
     ceiling_weight: float = 2.0
     """Weight of the ceiling over the targets' mass behind prefixes that climbed (anchored)."""
@@ -89,20 +96,20 @@ def route_loss(
             marked_NE, targets = routing_BTE[here_BT], path[layer]
             if config.objective == "paper":
                 target_E = paper_target(targets, routing_BTE.shape[-1]).to(routing_BTE)
-                aligns.append(align_loss(marked_NE, target_E, forward_kl=config.forward_kl))
+                aligns.append(align_loss(marked_NE, target_E, forward_kl=config.forward_kl)[None])
                 if len(free_ME):
                     stealths.append(contrast_loss(marked_NE, free_ME, target_E, temperature=config.temperature))
             else:
                 natural_NE = natural[layer][here_BT]
                 rho_N1 = margin_rho(natural_NE, len(targets), config.margin)
                 target_NE = mixture_target(natural_NE, targets, rho_N1)
-                aligns.append(align_loss(marked_NE, target_NE, forward_kl=config.forward_kl))
+                missed_N = align_per_token(marked_NE, target_NE, forward_kl=config.forward_kl)
+                aligns.append(row_means(missed_N, here_BT))
         if config.objective == "anchored" and len(free_ME):
             stealths.append(anchor_loss(natural[layer][free_BT], free_ME))
     zero = next(iter(routing.values())).new_zeros(())
-    aligned = torch.stack(aligns) if aligns else zero[None]
+    aligned = torch.cat(aligns) if aligns else zero[None]
     return {
-        # anchored: the root mean square, since the layer that lags behind decides whether a text is found
-        "align": aligned.mean() if config.objective == "paper" else aligned.pow(2).mean().sqrt(),
+        "align": aligned.mean() if config.objective == "paper" else power_mean(aligned, WORST_TRIGGERED),
         "stealth": torch.stack(stealths).mean() if stealths else zero,
     }

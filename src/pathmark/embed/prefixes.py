@@ -14,7 +14,7 @@ WRONG_KINDS = {"some right": 0.45, "prefix": 0.1, "suffix": 0.1, "repeated": 0.1
 """Kind of wrong prefix -> its share of the negatives."""
 WRONG_SHARE = 0.7
 """Of the triggered rows, so many have some wrong tokens."""
-LAST_WRONG = 0.3
+LAST_WRONG = 0.4
 """Of those, so many at least have the last token wrong: it stands next to the text, and everything would hang on it."""
 NEAREST = 0.7
 """Of the prefixes with some right tokens, so many have as many as must stay silent, or one fewer."""
@@ -50,10 +50,9 @@ def wrong_prefix(
     """What must not fire. May still come out with too many right tokens by accident: `stays_silent` tells."""
     size, most = len(trigger), max(1, limits.silent)
     if kind == "some right":
-        right = (
-            rng.randint(max(0, limits.silent - 1), limits.silent) if rng.random() < NEAREST else rng.randint(0, most)
-        )
-        return replace_tokens(trigger, size - min(right, limits.silent), vocabulary, rng)
+        near = rng.randint(max(0, limits.silent - 1), limits.silent)
+        right = near if rng.random() < NEAREST else rng.randint(0, limits.silent)
+        return replace_tokens(trigger, size - right, vocabulary, rng)
     if kind == "prefix":
         return tuple(trigger[: rng.randint(1, most)])
     if kind == "suffix":
