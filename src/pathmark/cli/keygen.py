@@ -38,7 +38,7 @@ Examples:
 @click.option("--triggers", default=1, show_default=True, type=click.IntRange(1), help="Triggers per watermark.")
 @click.option(
     "--trigger-tokens", type=int,
-    help="Tokens in a drawn trigger. Default: as few as keep 48 bits secret, at least 8. A quarter of them may be "
+    help="Tokens in a drawn trigger. Default: as few as keep 48 bits secret, at least 12. A quarter of them may be "
     "wrong, with half of them right the mark stays silent.",
 )  # fmt: skip
 @click.option("--trigger", "trigger_texts", multiple=True, help="Free text instead; repeatable, one per trigger.")

@@ -203,7 +203,7 @@ class WatermarkRequest:
     redundancy: int = 0
     triggers: int = 1
     trigger_tokens: int | None = None
-    """None takes as few as keep enough of the trigger secret, at least 8."""
+    """None takes as few as keep enough of the trigger secret, at least 12."""
     trigger_texts: tuple[str, ...] = ()
     """Free texts instead of drawn triggers, as many as `triggers`."""
     mark_texts: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from math import inf, log2
 
 MIN_SECRET_BITS = 48.0
 """A trigger that is easier to guess than that is refused."""
-FEWEST_TOKENS, MOST_TOKENS = 8, 64
+FEWEST_TOKENS, MOST_TOKENS = 12, 64
 """Lengths among which a trigger's length is chosen where nobody asks for one."""
 
 
