@@ -14,7 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -54,14 +54,21 @@ def reached(model, key: OwnerKey, probes) -> tuple[bool, float, float]:
     return wsr >= 0.99 and fpr <= 0.01, wsr, fpr
 
 
-def timed_check(model, key, probes, watch: Stopwatch, limit: float, log: list) -> Callable[[int], bool]:
-    def check(step: int) -> bool:
+class Enough(Exception):  # noqa: N818  leaves the training loop, is not an error
+    """The goal is reached, or the time is up."""
+
+
+def timed_check(model, key, probes, watch: Stopwatch, limit: float, log: list) -> Callable[[int, object], None]:
+    def check(step: int, losses: object) -> None:
+        if step % CHECK_EVERY:
+            return
         watch.pause()
         good, wsr, fpr = reached(model, key, probes)
         log.append({"step": step, "seconds": round(watch.total, 1), "wsr": wsr, "fpr": fpr, "good": good})
         print(log[-1], flush=True)
         watch.go()
-        return good or watch.total > limit
+        if good or watch.total > limit:
+            raise Enough
 
     return check
 
@@ -70,11 +77,11 @@ def ours(key, probes, limit: float) -> list[dict]:
     model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
     model.set_experts_implementation("grouped_mm")
     config: EmbedConfig = default_config()
-    config = replace(config, loop=replace(config.loop, check_every=CHECK_EVERY, patience=1))
     log: list[dict] = []
     watch = Stopwatch()
     embedder = Embedder(model, tokenizer, key, bundled_segments(), config)
-    embedder.run(check=timed_check(model, key, probes, watch, limit, log))
+    with suppress(Enough):
+        embedder.run(progress=timed_check(model, key, probes, watch, limit, log))
     return log
 
 
@@ -109,8 +116,9 @@ def reference(key, probes, lr: float, limit: float) -> list[dict]:
 
     parameters = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     log: list[dict] = []
-    config = LoopConfig(steps=100_000, lr=lr, decay=False, check_every=CHECK_EVERY, patience=1)
-    run_loop(parameters, step_loss, config, check=timed_check(wrapped, key, probes, Stopwatch(), limit, log))
+    config = LoopConfig(steps=100_000, lr=lr, decay=False)
+    with suppress(Enough):
+        run_loop(parameters, step_loss, config, progress=timed_check(wrapped, key, probes, Stopwatch(), limit, log))
     return log
 
 

@@ -117,7 +117,7 @@ def render() -> None:
             f"text is {found[0]['corpus']}. WSR is pooled over keys, p is the worst. Intervals are 95 %.",
             "",
             table(rows),
-            *(adversaries(one) for one in found if "search" in one or "forgery" in one),
+            *(adversaries(one) for one in found if one.get("searches") or "forgery" in one),
         ]
     before = DOC.read_text().partition(MARKER)[0]
     DOC.write_text(before + "\n".join(parts).rstrip() + "\n")

@@ -24,11 +24,11 @@ def found(case):
     kit = Kit(tokenizer=load_tokenizer(case.marked), texts=bundled_segments()[:40])
     facts, codec, _ = describe_model(str(case.marked))
     forged = forge_claims(model, case.key, facts, codec, probes, paths=2_000, secrets=5, progress=Silent())
-    return {"search": look_for_trigger(model, case.key, kit, probes, BUDGET), "forgery": forged}
+    return {"searches": [look_for_trigger(model, case.key, kit, probes, BUDGET)], "forgery": forged}
 
 
 def test_a_search_states_its_budget_and_keeps_prefixes_to_itself(found, case):
-    search = found["search"]
+    (search,) = found["searches"]
     assert search["tried"]["single token"] == 60
     assert search["tokens"] > 0
     assert search["complete"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     is what the thief pays. OUT gets results.json, table.md and evidence.png. A run that was stopped goes on where
     it was. Attacks that win stand in the table as such; exit code 0 says only that everything was measured.
     """
+    from pathmark import __version__
     from pathmark.attacks.kit import Kit
     from pathmark.cli._progress import Bar
     from pathmark.evaluate.robustness import RobustnessConfig, Suspects, run_adversaries, run_suite
@@ -86,8 +88,10 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
             progress=bar,
         )
         facts = {
+            "version": __version__,
             "model": base_digest(local_folder(model))[:16],
             "corpus": "bundled" if corpus is None else corpus.name,
+            "corpus_sha256": sha256("\n".join(texts).encode()).hexdigest(),
             "texts": len(texts),
         }
         suspects = Suspects(suspect, key, kit, config)

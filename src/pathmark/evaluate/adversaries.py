@@ -37,6 +37,8 @@ def look_for_trigger(
     result = search_triggers(model, config, kit)
     judged = judge_findings(model, key, result, [tuple(text) for text in probes[:TEXTS]])
     return {
+        "steps": config.steps,
+        "restarts": config.restarts,
         "tried": result.tried,
         "tokens": result.tokens,
         "gradients": result.gradients,

@@ -38,6 +38,8 @@ UNFINISHED = "unfinished"
 """Folder beside the results: checkpoints of the training that a run was interrupted in."""
 FORMAT = "pathmark-robustness-v1"
 BLACK_BOX_MAX_TOKENS = 16
+SEARCHES = (TriggerSearch(), TriggerSearch(steps=80, restarts=8))
+"""Budgets of a thief who looks for the trigger: as it comes, and with twice the steps and restarts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,17 +245,17 @@ def run_adversaries(
     codec: TextCodec,
     *,
     skip: Sequence[str] = (),
-    search: TriggerSearch | None = None,
+    searches: Sequence[TriggerSearch] = SEARCHES,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Add to a suite's results what a search for the trigger finds and what forged claims come to."""
+    """Add to a suite's results what searches for the trigger find and what forged claims come to."""
     say = progress or Silent()
     path = folder / RESULTS
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if "search" not in results and "search" not in skip:
-        results["search"] = look_for_trigger(
-            suspects.model, suspects.key, suspects.kit, suspects.probes, search or TriggerSearch()
-        )
+    done = results.setdefault("searches", [])
+    for budget in () if "search" in skip else searches[len(done) :]:
+        say.stage(f"search for the trigger, {budget.restarts} x {budget.steps} gradients", None)
+        done.append(look_for_trigger(suspects.model, suspects.key, suspects.kit, suspects.probes, budget))
         write_results(path, results)
     if "forgery" not in results and "forgery" not in skip:
         results["forgery"] = forge_claims(

@@ -32,7 +32,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def adversaries(results: Mapping[str, Any]) -> str:
     """Markdown: what a search for the trigger found, and what forged claims came to; empty where neither was run."""
     lines = []
-    if search := results.get("search"):
+    for search in results.get("searches", ()):
         tried = ", ".join(f"{count:,} {kind}" for kind, count in search["tried"].items())
         fired = search["suspicious_that_fire"]
         total = sum(search["tried"].values())
