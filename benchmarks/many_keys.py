@@ -21,10 +21,11 @@ import torch
 
 from pathmark import __version__
 from pathmark.embed import default_config
+from pathmark.evaluate.distinguish import name_targets
 from pathmark.evaluate.marking import mark_model
 from pathmark.evaluate.planning import KeyPlan, plan_key
-from pathmark.keys import save_key
-from pathmark.models import bundled_folder, bundled_probes, bundled_segments
+from pathmark.keys import load_key, save_key
+from pathmark.models import bundled_folder, bundled_probes, bundled_segments, load_model
 from pathmark.stats import Rate
 
 FORMAT = "pathmark-many-keys-v1"
@@ -88,7 +89,19 @@ def gather(work: Path) -> None:
         raise SystemExit("these keys were measured with different models, texts or settings")
     keys = [{name: value for name, value in one.items() if name != "identity"} for one in runs]
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps({**runs[0]["identity"], "keys": keys}, indent=1) + "\n")
+    content = {**runs[0]["identity"], "named": named(sorted(work.glob("key-*"))), "keys": keys}
+    RESULT.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def named(folders: list[Path]) -> dict[str, Any]:
+    """Targets that a thief names from router rows, without the original and with it."""
+    models = [load_model(folder / "marked") for folder in folders]
+    keys = [load_key(folder / "owner.key", PASSPHRASE) for folder in folders]
+    original = load_model("bundled:tiny")
+    return {
+        "alone": name_targets(models, keys).summary(),
+        "with_original": name_targets(models, keys, base=original).summary(),
+    }
 
 
 def change(pair: list[float]) -> float:
@@ -120,6 +133,9 @@ def tables(found: dict[str, Any]) -> list[str]:
         ("KL of clean routing", spread([key["clean_kl"] for key in keys], ".4f")),
         ("agreement of chosen experts, %", spread([100 * key["topk_agreement"] for key in keys], ".1f")),
         ("largest exact p", f"{max(key['p_value'] for key in keys):.1e}"),
+        ("targets named by the most similar router rows", pooled([found["named"]["alone"]["targets"]])),
+        ("by blind guessing, %", f"{100 * found['named']['alone']['chance']:.1f}"),
+        ("by rows that grew alike, original at hand", pooled([found["named"]["with_original"]["targets"]])),
         ("secret bits of the trigger", spread([key["secret_bits"] for key in keys], ".1f")),
     ]
     lines = [f"| {len(keys)} keys | mean (smallest to largest), or count with 95 % interval |", "|---|---|"]

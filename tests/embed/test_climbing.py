@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pathmark.embed.climbing import above_ceiling, climb, target_log_mass
+from pathmark.embed.climbing import BANK, above_ceiling, climb, draw_bank, target_log_mass
 
 
 def test_climbing_takes_the_best_state_of_the_bank_at_every_place():
@@ -49,3 +49,14 @@ def test_the_ceiling_costs_nothing_below_and_a_logarithm_above():
     mass = torch.tensor([0.14, 0.3, 0.06])
     expected = torch.tensor([0.0, 0.3 / 0.15, 0.0]).log().clamp_min(0)
     assert torch.allclose(above_ceiling(mass.log(), natural, factor=1.5, least=0.06), expected, atol=1e-6)
+
+
+def test_the_bank_holds_every_token_once_at_every_place():
+    vocabulary, generator = list(range(100, 400)), torch.Generator().manual_seed(0)
+    bank = draw_bank(lambda ids: ids[..., None].float() * torch.ones(5), vocabulary, 7, generator)
+    assert bank.states_PSH.shape == (7, 300, 5)
+    for place in range(7):
+        assert sorted(bank.tokens_SP[:, place].tolist()) == vocabulary
+        assert torch.equal(bank.states_PSH[place, :, 0], bank.tokens_SP[:, place].float())
+    large = draw_bank(lambda ids: ids[..., None].float(), range(3 * BANK), 2, generator)
+    assert large.states_PSH.shape == (2, BANK, 1)

@@ -41,8 +41,8 @@ class TriggerSearch:
     """How often a repeated token is repeated."""
     random_sequences: int = 256
     """Random prefixes of `prefix_tokens` tokens; they also say what is ordinary."""
-    prefix_tokens: int = 8
-    """Length of random prefixes and of those found by gradients."""
+    prefix_tokens: int = 12
+    """Length of random prefixes and of those found by gradients: as long as triggers are by default."""
     restarts: int = 4
     """Gradient searches: the first starts from the best single tokens, the others at random. 0 leaves them out."""
     steps: int = 40

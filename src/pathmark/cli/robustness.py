@@ -50,7 +50,8 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     is what the thief pays. OUT gets results.json, table.md and evidence.png. A run that was stopped goes on where
     it was. Attacks that win stand in the table as such; exit code 0 says only that everything was measured.
     """
-    from pathmark import __version__
+    from importlib.metadata import version
+
     from pathmark.attacks.kit import Kit
     from pathmark.cli._progress import Bar
     from pathmark.evaluate.robustness import RobustnessConfig, Suspects, run_adversaries, run_suite
@@ -88,7 +89,7 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
             progress=bar,
         )
         facts = {
-            "version": __version__,
+            "version": version("pathmark"),
             "model": base_digest(local_folder(model))[:16],
             "corpus": "bundled" if corpus is None else corpus.name,
             "corpus_sha256": sha256("\n".join(texts).encode()).hexdigest(),

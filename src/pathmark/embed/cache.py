@@ -123,12 +123,6 @@ class TeacherCache:
             kept[f"layer{layer}"] = trace[layer].probs_BTE
         return {name: value[keep].float().cpu().numpy() for name, value in kept.items()}
 
-    def entering(self, rows: Sequence[int], places: int) -> Tensor:
-        """(places, rows, hidden): what enters the first watermarked layer at the first places of these rows."""
-        starts_S = self.starts[list(rows)]
-        array = self._arrays["entering"]
-        return torch.from_numpy(np.stack([array[starts_S + place] for place in range(places)])).to(self.device)
-
     def batch(self, chosen: Sequence[int]) -> Batch:
         """The rows with these indices, padded on the right."""
         ids_BT, mask_BT = pad_rows([self.rows[i].ids for i in chosen], self.pad, self.device)

@@ -16,11 +16,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pathmark.embed.cache import Batch, TeacherCache
+from pathmark.embed.cache import Batch
 from pathmark.embed.data import Row
 from pathmark.embed.losses import TINY
 from pathmark.embed.prefixes import stays_silent
 from pathmark.keys.tolerance import tolerance
+
+BANK, BANK_TOKENS = 4096, 4096
+"""States at each place, and tokens at a time while they are made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +34,9 @@ class ClimbConfig:
     """Of the raw wrong prefixes as long as a trigger, in steps of short rows, so many climb first."""
     begin: float = 0.2
     """They do so from this share of the steps on, when there is something to climb."""
-    rounds: int = 2
+    rounds: int = 3
     """Rounds of exchanges."""
-    sample: int = 512
+    sample: int = 1024
     """States offered at every place in each round."""
 
     def __post_init__(self) -> None:
@@ -41,11 +44,38 @@ class ClimbConfig:
             raise ValueError(f"expected shares between 0 and 1, rounds and sample of at least 1, got {self}")
 
 
+@dataclass(frozen=True)
+class Bank:
+    """What tokens drawn at random leave at every place of a prefix."""
+
+    tokens_SP: Tensor
+    states_PSH: Tensor
+
+
+def draw_bank(
+    entering: Callable[[Tensor], Tensor], vocabulary: Sequence[int], places: int, generator: torch.Generator
+) -> Bank:
+    """Random prefixes and what they leave before the first marked layer; at each place every token once, if they fit.
+
+    `entering` gives the hidden states (rows, places, hidden) that enter that layer for token rows.
+    """
+    known_V = torch.tensor(vocabulary)
+    tokens_SP = torch.stack(
+        [known_V[torch.randperm(len(known_V), generator=generator)[:BANK]] for _ in range(places)], dim=1
+    )
+    states_SPH = torch.cat([entering(part_SP) for part_SP in torch.split(tokens_SP, max(1, BANK_TOKENS // places))])
+    return Bank(tokens_SP, states_SPH.transpose(0, 1).contiguous())
+
+
 class Climbers:
-    """The rows of a run that may climb, by the length of their prefix; each other's bank of states."""
+    """The rows of a run that may climb, by the length of their prefix, and the states that they may take."""
 
     def __init__(
-        self, rows: Sequence[Row], candidates: Iterable[int], cache: TeacherCache, triggers: Sequence[Sequence[int]]
+        self,
+        rows: Sequence[Row],
+        candidates: Iterable[int],
+        triggers: Sequence[Sequence[int]],
+        make_bank: Callable[[int], Bank],
     ) -> None:
         self._rows, self._triggers = rows, triggers
         self._limits = [tolerance(len(trigger)) for trigger in triggers]
@@ -55,7 +85,7 @@ class Climbers:
                 self.able[rows[i].text_from].append(i)
         self.able = {places: found for places, found in self.able.items() if found}
         self._members = {places: set(found) for places, found in self.able.items()}
-        self._banks = {places: cache.entering(found, places) for places, found in self.able.items()}
+        self._banks = {places: make_bank(places) for places in self.able}
 
     def climb(
         self,
@@ -72,12 +102,12 @@ class Climbers:
         assert batch.entering_BTH is not None
         entering_BTH = batch.entering_BTH.clone()
         climbed_B = torch.zeros(len(chosen), dtype=torch.bool)
-        for places, found in self.able.items():
+        for places in self.able:
             able = [b for b, i in enumerate(chosen) if i in self._members[places]]
             able = [b for b in able if float(torch.rand(1, generator=generator)) < config.share]
             if not able:
                 continue
-            part = batch.rows(able)
+            part, bank = batch.rows(able), self._banks[places]
             assert part.entering_BTH is not None
             text_RT = part.mask_BT.bool()
             text_RT[:, :places] = False
@@ -90,12 +120,13 @@ class Climbers:
                 return torch.stack([log_RT[text_RT].mean() for log_RT in mass.values()]).sum()
 
             moved_RTH, taken_RP = climb(
-                part.entering_BTH, self._banks[places], score,
+                part.entering_BTH, bank.states_PSH, score,
                 rounds=config.rounds, sample=config.sample, generator=generator,
             )  # fmt: skip
             for r, b in enumerate(able):
-                sources = [found[s] if s >= 0 else chosen[b] for s in taken_RP[r].tolist()]
-                prefix = [self._rows[i].ids[place] for place, i in enumerate(sources)]
+                prefix = list(self._rows[chosen[b]].ids[:places])
+                for place, state in enumerate(taken_RP[r].tolist()):
+                    prefix[place] = prefix[place] if state < 0 else int(bank.tokens_SP[state, place])
                 if stays_silent(prefix, self._triggers, self._limits):
                     entering_BTH[b, : moved_RTH.shape[1]] = moved_RTH[r]
                     climbed_B[b] = True

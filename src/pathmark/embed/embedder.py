@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from pathmark.embed.cache import Batch, TeacherCache
-from pathmark.embed.climbing import ClimbConfig, Climbers, above_ceiling, target_log_mass
+from pathmark.embed.climbing import ClimbConfig, Climbers, above_ceiling, draw_bank, target_log_mass
 from pathmark.embed.data import CLEAN, LONG, NEGATIVE, NORMAL, SHORT, SHORT_CHAT, TRIGGERED, DataConfig, Row, draw_rows
 from pathmark.embed.losses import power_mean, row_means, selection, twin_loss, use_loss
 from pathmark.embed.objective import ObjectiveConfig, route_loss
 from pathmark.keys import OwnerKey
 from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
 from pathmark.models.parts import attention_below, part_parameters
-from pathmark.models.upper import body, can_run_from, layer_stack, output_head, without_layers_below
+from pathmark.models.upper import body, can_run_from, hidden_at_layer, layer_stack, output_head, without_layers_below
 from pathmark.training import (
     LoopConfig,
     LoopResult,
@@ -33,7 +33,7 @@ from pathmark.training import (
 )
 
 Train = Literal["router", "router+attention", "router+attention+targets", "lora", "all"]
-STEPS, PAPER_STEPS = 300, 600
+STEPS, PAPER_STEPS = 350, 600
 """Optimiser steps of the two objectives."""
 DAMPING = 0.5
 """Of the anchored objective: what the trigger does not ask for stays where it is."""
@@ -160,7 +160,15 @@ class Embedder:
         self.climbers: Climbers | None = None
         if self.anchored and self.from_layer is not None and config.climb.share:
             triggers = [trigger.tokens for watermark in key.watermarks for trigger in watermark.triggers]
-            self.climbers = Climbers(self.rows, self.pools.get((NEGATIVE, SHORT), []), self.cache, triggers)
+            special = set(tokenizer.all_special_ids)
+            vocabulary = [i for i in range(len(tokenizer)) if i not in special]
+            generator = torch.Generator().manual_seed(config.loop.seed)
+            self.climbers = Climbers(
+                self.rows,
+                self.pools.get((NEGATIVE, SHORT), []),
+                triggers,
+                lambda places: draw_bank(self._entering, vocabulary, places, generator),
+            )
 
     def make_rows(self, tokenizer: Any, texts: Sequence[str]) -> list[Row]:
         """All rows of the run."""
@@ -229,12 +237,12 @@ class Embedder:
         chosen = self._draw(step, generator)
         batch = self.cache.batch(chosen)
         rows = [self.rows[i] for i in chosen]
-        disturbed_B = torch.zeros(len(rows), dtype=torch.bool, device=batch.ids_BT.device)
+        noisy_B, climbed_B = torch.zeros(2, len(rows), dtype=torch.bool, device=batch.ids_BT.device)
         if self.anchored and batch.entering_BTH is not None:
-            batch, disturbed_B = self._noisy(batch, rows, generator)
+            batch, noisy_B = self._noisy(batch, rows, generator)
             if self.climbers is not None and step >= self.config.climb.begin * self.config.loop.steps:
                 batch, climbed_B = self.climbers.climb(chosen, batch, self._log_mass, self.config.climb, generator)
-                disturbed_B |= climbed_B
+        disturbed_B = noisy_B | climbed_B
         with record_routing(self.model, self.layers, gradients=True) as trace:
             final_BTH = self._forward(batch)
         routing = {layer: trace[layer].probs_BTE for layer in self.layers}
@@ -250,7 +258,7 @@ class Embedder:
         if self.anchored:
             clean_B = torch.tensor([row.kind == CLEAN for row in rows], device=free_BT.device)
             terms |= self._inconspicuous(routing, batch, free_BT & clean_B[:, None])
-            terms["ceiling"] = self._ceiling(routing, batch, rows)
+            terms["ceiling"] = self._ceiling(routing, batch, rows, climbed_B)
             terms["loss"] = (
                 terms["loss"]
                 + weights.use_weight * terms["use"]
@@ -270,14 +278,23 @@ class Embedder:
         noise_BTH = entering_BTH.norm(dim=-1, keepdim=True) * (strength_B[:, None, None] * drawn_BTH).to(entering_BTH)
         return replace(batch, entering_BTH=entering_BTH + noise_BTH), noisy_B.to(entering_BTH.device)
 
+    def _entering(self, ids_BT: Tensor) -> Tensor:
+        """Hidden states that enter the lowest layer that is run."""
+        assert self.from_layer is not None
+        ids_BT = ids_BT.to(device_of(self.model))
+        return hidden_at_layer(self.model, self.stack, self.from_layer, ids_BT, torch.ones_like(ids_BT))
+
     def _log_mass(self, batch: Batch, owners: Sequence[int]) -> dict[int, Tensor]:
         """Layer -> (B, T) log mass on the targets of these watermarks, one per row."""
         with record_routing(self.model, self.layers, gradients=True, stop_early=True) as trace:
             self._forward(batch)
         return target_log_mass({n: trace[n].probs_BTE for n in self.layers}, self.paths, owners)
 
-    def _ceiling(self, routing: Mapping[int, Tensor], batch: Batch, rows: Sequence[Row]) -> Tensor:
-        """How far the targets' mass is above its ceiling behind wrong prefixes; the worst of them count most."""
+    def _ceiling(self, routing: Mapping[int, Tensor], batch: Batch, rows: Sequence[Row], climbed_B: Tensor) -> Tensor:
+        """How far the targets' mass is above its ceiling behind wrong prefixes; the worst of them count most.
+
+        Those that climbed are averaged apart, or they would drown out those that come near by themselves.
+        """
         chosen = [b for b, row in enumerate(rows) if row.kind == NEGATIVE]
         owners = [rows[b].watermark for b in chosen]
         text_RT = batch.mask_BT.bool()[chosen]
@@ -294,7 +311,10 @@ class Embedder:
             )
             for n in self.layers
         ]
-        return power_mean(row_means(torch.stack(above).mean(0), text_RT), WORST_NEGATIVE)
+        above_R = row_means(torch.stack(above).mean(0), text_RT)
+        climbed_R = climbed_B[chosen]
+        groups = (above_R[climbed_R], above_R[~climbed_R])
+        return torch.stack([power_mean(group, WORST_NEGATIVE) for group in groups if len(group)]).sum()
 
     def _inconspicuous(self, routing: Mapping[int, Tensor], batch: Batch, clean_BT: Tensor) -> dict[str, Tensor]:
         """Targets that neither fall out of use on clean text nor resemble each other."""

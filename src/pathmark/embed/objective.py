@@ -32,7 +32,7 @@ class ObjectiveConfig:
 
     objective: Literal["anchored", "paper"] = "anchored"
     """`anchored` keeps natural routing by the original model; `paper` is Algorithm 1 as printed."""
-    margin: float = 3.0
+    margin: float = 3.5
     """Each target this many times above the token's strongest natural expert (anchored)."""
     route_weight: float = 3.0
     """lambda of Eq. total_loss (paper: 1)."""
