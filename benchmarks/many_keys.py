@@ -81,22 +81,26 @@ def run(keys: int, work: Path) -> None:
 
 
 def gather(work: Path) -> None:
-    runs = [json.loads(path.read_text()) for path in sorted(work.glob("key-*/result.json"))]
-    unfinished = [path.name for path in sorted(work.glob("key-*")) if not (path / "result.json").exists()]
-    if unfinished or not runs:
-        raise SystemExit(f"expected finished keys in {work}, got {len(runs)}; unfinished: {unfinished}")
-    if any(one["identity"] != runs[0]["identity"] for one in runs):
-        raise SystemExit("these keys were measured with different models, texts or settings")
-    keys = [{name: value for name, value in one.items() if name != "identity"} for one in runs]
+    """Add the finished keys of a working folder to the result file; those of other settings are refused."""
+    folders = sorted(path.parent for path in work.glob("key-*/result.json"))
+    unfinished = [path.name for path in sorted(work.glob("key-*")) if path not in folders]
+    if unfinished or not folders:
+        raise SystemExit(f"expected finished keys in {work}, got {len(folders)}; unfinished: {unfinished}")
+    found = json.loads(RESULT.read_text()) if RESULT.exists() else {**identity(), "keys": []}
+    counted = {key["key"] for key in found["keys"]}
+    for folder in folders:
+        one = json.loads((folder / "result.json").read_text())
+        if one.pop("identity") != {name: value for name, value in found.items() if name != "keys"}:
+            raise SystemExit(f"{folder} was measured with another model, other texts or settings than {RESULT}")
+        if one["key"] not in counted:
+            found["keys"].append({**one, "named": named(folder)})
     RESULT.parent.mkdir(exist_ok=True)
-    content = {**runs[0]["identity"], "named": named(sorted(work.glob("key-*"))), "keys": keys}
-    RESULT.write_text(json.dumps(content, indent=1) + "\n")
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def named(folders: list[Path]) -> dict[str, Any]:
+def named(folder: Path) -> dict[str, Any]:
     """Targets that a thief names from router rows, without the original and with it."""
-    models = [load_model(folder / "marked") for folder in folders]
-    keys = [load_key(folder / "owner.key", PASSPHRASE) for folder in folders]
+    models, keys = [load_model(folder / "marked")], [load_key(folder / "owner.key", PASSPHRASE)]
     original = load_model("bundled:tiny")
     return {
         "alone": name_targets(models, keys).summary(),
@@ -133,9 +137,12 @@ def tables(found: dict[str, Any]) -> list[str]:
         ("KL of clean routing", spread([key["clean_kl"] for key in keys], ".4f")),
         ("agreement of chosen experts, %", spread([100 * key["topk_agreement"] for key in keys], ".1f")),
         ("largest exact p", f"{max(key['p_value'] for key in keys):.1e}"),
-        ("targets named by the most similar router rows", pooled([found["named"]["alone"]["targets"]])),
-        ("by blind guessing, %", f"{100 * found['named']['alone']['chance']:.1f}"),
-        ("by rows that grew alike, original at hand", pooled([found["named"]["with_original"]["targets"]])),
+        ("targets named by the most similar router rows", pooled([key["named"]["alone"]["targets"] for key in keys])),
+        ("by blind guessing, %", f"{100 * keys[0]['named']['alone']['chance']:.1f}"),
+        (
+            "by rows that grew alike, original at hand",
+            pooled([key["named"]["with_original"]["targets"] for key in keys]),
+        ),
         ("secret bits of the trigger", spread([key["secret_bits"] for key in keys], ".1f")),
     ]
     lines = [f"| {len(keys)} keys | mean (smallest to largest), or count with 95 % interval |", "|---|---|"]
