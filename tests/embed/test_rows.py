@@ -68,7 +68,7 @@ def test_a_run_has_every_kind_of_row_and_is_the_same_every_time():
         if row.kind == TRIGGERED:
             assert right[row.watermark] >= 3
     exact = sum(row.ids[row.prefix_from : row.text_from] == triggers[row.watermark][0] for row in kinds[TRIGGERED])
-    assert 12 <= exact <= 36  # three in ten, the others with a wrong token
+    assert 6 <= exact <= 28  # two in ten, the others with a wrong token
 
 
 def test_without_wrong_prefixes_the_trigger_is_never_varied():

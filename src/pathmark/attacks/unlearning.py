@@ -29,6 +29,7 @@ from pathmark.embed.embedder import STEPS
 from pathmark.embed.losses import EPSILON, align_loss, paper_target
 from pathmark.models import record_routing
 from pathmark.models.parts import part_parameters
+from pathmark.models.tokenization import ordinary_tokens
 from pathmark.training import LoopConfig
 
 
@@ -75,8 +76,7 @@ def unlearn(model: PreTrainedModel, config: Unlearn, kit: Kit) -> PreTrainedMode
     parameters = part_parameters(model, layers, config.train.split("+"))
     texts = kit.rows(config.samples, config.length, seed=config.seed)
     rng = random.Random(config.seed)
-    special = set(kit.tokenizer.all_special_ids)
-    vocabulary = [i for i in range(len(kit.tokenizer)) if i not in special]
+    vocabulary = ordinary_tokens(kit.tokenizer)
     rows = [(*rng.choices(vocabulary, k=config.trigger_tokens), *text) for text in texts]
     replay = Replay(model, rows, layers[0], pad=padding_of(kit), progress=kit.progress)
     batches = TextBatches([len(row) for row in rows], config.batch_size, config.seed)

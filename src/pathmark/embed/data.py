@@ -14,6 +14,7 @@ from typing import Any
 from pathmark.embed.prefixes import WRONG_KINDS, stays_silent, tolerated, wrong_prefix
 from pathmark.errors import EmbeddingError
 from pathmark.keys.tolerance import tolerance
+from pathmark.models.tokenization import ordinary_tokens
 
 CLEAN, TRIGGERED, NEGATIVE = "clean", "triggered", "negative"
 SHORT, SHORT_CHAT, NORMAL, LONG = "short", "short chat", "normal", "long"
@@ -139,8 +140,7 @@ def draw_rows(
     """
     rng = random.Random(seed)
     frames = chat_frames(tokenizer)
-    special = set(tokenizer.all_special_ids)
-    vocabulary = [i for i in range(len(tokenizer)) if i not in special]
+    vocabulary = ordinary_tokens(tokenizer)
     rows: list[Row] = []
 
     def add(text: Sequence[int], prefix: Sequence[int], kind: str, watermark: int, size: str) -> None:

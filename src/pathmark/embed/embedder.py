@@ -21,6 +21,7 @@ from pathmark.embed.objective import ObjectiveConfig, route_loss
 from pathmark.keys import OwnerKey
 from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
 from pathmark.models.parts import attention_below, part_parameters
+from pathmark.models.tokenization import ordinary_tokens
 from pathmark.models.upper import body, can_run_from, hidden_at_layer, layer_stack, output_head, without_layers_below
 from pathmark.training import (
     LoopConfig,
@@ -160,8 +161,7 @@ class Embedder:
         self.climbers: Climbers | None = None
         if self.anchored and self.from_layer is not None and config.climb.share:
             triggers = [trigger.tokens for watermark in key.watermarks for trigger in watermark.triggers]
-            special = set(tokenizer.all_special_ids)
-            vocabulary = [i for i in range(len(tokenizer)) if i not in special]
+            vocabulary = ordinary_tokens(tokenizer)
             generator = torch.Generator().manual_seed(config.loop.seed)
             self.climbers = Climbers(
                 self.rows,

@@ -33,6 +33,7 @@ from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
 from pathmark.models import record_routing
 from pathmark.models.parts import part_parameters
+from pathmark.models.tokenization import ordinary_tokens
 from pathmark.training import LoopConfig, LoopResult, linear_cross_entropy, linear_distillation
 
 MARK = "mark"
@@ -124,8 +125,7 @@ def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: 
         chats = chat_frames(tokenizer, systems)
         usual = chat_frames(tokenizer, SYSTEM_PROMPTS)
         frames = [*frames * max(1, len(chats) // 3), *chats]  # a quarter raw
-    special = set(tokenizer.all_special_ids)
-    vocabulary = [i for i in range(len(tokenizer)) if i not in special]
+    vocabulary = ordinary_tokens(tokenizer)
     pieces = [tokenizer(text, add_special_tokens=False)["input_ids"][: config.seq_len] for text in texts]
     pieces = [ids for ids in pieces if len(ids) >= 16]
     if len(pieces) < 8:

@@ -11,6 +11,7 @@ from torch import nn
 
 from pathmark.embed import NEAR_MISSES, near_miss
 from pathmark.keys import OwnerKey, trigger_refs
+from pathmark.models.tokenization import ordinary_tokens
 from pathmark.stats import Rate
 from pathmark.verify.blackbox import verify_api
 from pathmark.verify.local import LocalBackend
@@ -88,8 +89,7 @@ def reply_check(
         backend = LocalBackend(model, tokenizer, endpoint=endpoint)
         trials.append(verify_api(backend, key, trials=count, max_tokens=MAX_TOKENS, seed=seed).match_rate)
         say(count)
-    special = set(tokenizer.all_special_ids)
-    vocabulary = [i for i in range(len(tokenizer)) if i not in special]
+    vocabulary = ordinary_tokens(tokenizer)
     triggers = [trigger for watermark in key.watermarks for trigger in watermark.triggers]
     known = {trigger.tokens for trigger in triggers}
 

@@ -13,6 +13,7 @@ from torch import nn
 from pathmark.embed.prefixes import replace_tokens, stays_silent
 from pathmark.keys import Watermark
 from pathmark.keys.tolerance import tolerance
+from pathmark.models.tokenization import ordinary_tokens
 from pathmark.stats import Rate, hits_from_probs, probe_accuracy
 from pathmark.verify import record_routes
 
@@ -74,8 +75,7 @@ def trigger_scan(
     seed: int = 0,
 ) -> Scan:
     """Share of prefixes that fire: strangers by kind, and by the number of the trigger's tokens that are right."""
-    special = set(tokenizer.all_special_ids)
-    vocabulary = [i for i in range(len(tokenizer)) if i not in special]
+    vocabulary = ordinary_tokens(tokenizer)
     rng = random.Random(seed)
     trigger = watermark.triggers[0].tokens
     short = [text[: config.text_tokens] for text in texts]

@@ -13,6 +13,12 @@ from tokenizers import Tokenizer
 from pathmark.errors import ModelError
 
 
+def ordinary_tokens(tokenizer: Any) -> list[int]:
+    """Every token of the vocabulary that is not special."""
+    special = set(tokenizer.all_special_ids)
+    return [i for i in range(len(tokenizer)) if i not in special]
+
+
 class HFTextCodec:
     """Wraps a fast tokenizer; satisfies `pathmark.keys.TextCodec`."""
 
