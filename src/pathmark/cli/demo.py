@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from itertools import count
 from pathlib import Path
@@ -74,6 +76,11 @@ def _names() -> Any:
         yield Path(f"{FOLDER}-{number}")
 
 
+def _program() -> str:
+    """How a shell without an activated environment finds this program, as after `make demo`."""
+    return "pathmark" if shutil.which("pathmark") else os.path.relpath(sys.argv[0])
+
+
 def _render(results: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -105,7 +112,7 @@ def _render(results: dict[str, Any], folder: Path) -> None:
         "harder attacks (pathmark robustness); a mark that an API answers with (pathmark embed --black-box).\n"
         "\nTry it yourself:\n"
         f'  export PATHMARK_PASSPHRASE="$(cat {folder}/passphrase.txt)"\n'
-        f"  pathmark verify {folder}/stolen --key {folder}/beta.key\n"
-        f"  pathmark trace {folder}/stolen --key {folder}/owner.key --registry {folder}/licensees.db\n"
+        f"  {_program()} verify {folder}/stolen --key {folder}/beta.key\n"
+        f"  {_program()} trace {folder}/stolen --key {folder}/owner.key --registry {folder}/licensees.db\n"
         f"  xdg-open {folder}/report.html"
     )
