@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
+from dataclasses import replace
 
+import pytest
+import torch
+from embed_helpers import key_for, quick_config
+
+from pathmark.embed import Embedder
 from pathmark.embed.data import (
     CLEAN,
     LONG,
@@ -20,7 +26,8 @@ from pathmark.embed.data import (
 )
 from pathmark.errors import EmbeddingError
 from pathmark.keys.tolerance import right_tokens
-from pathmark.models import bundled_segments, load_tokenizer
+from pathmark.models import bundled_segments, load_model, load_tokenizer, record_routing
+from pathmark.training import step_generator
 
 
 def test_rows_know_where_the_path_begins():
@@ -93,3 +100,33 @@ def test_some_texts_are_noisy_and_every_row_of_a_text_has_the_same():
 def test_too_little_text_is_refused():
     with pytest.raises(EmbeddingError, match="at least 8 texts"):
         draw_rows(load_tokenizer("bundled:tiny"), ["short"] * 20, [[(1, 2)]], DataConfig(), 0)
+
+
+def test_rows_take_turns_and_only_those_that_are_drawn_are_kept():
+    config = replace(quick_config(steps=12), texts=30)
+    model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
+    embedder = Embedder(model, tokenizer, key_for("bundled:tiny"), bundled_segments()[:30], config)
+    drawn = [embedder._draw(step, step_generator(0, step)) for step in range(12)]
+    counts = Counter(i for chosen in drawn for i in chosen)
+    for pool in embedder.pools.values():
+        seen = [counts[i] for i in pool]
+        assert max(seen) - min(seen) <= 1  # nobody twice before everybody once
+    assert 0 < len(counts) < len(embedder.rows)
+    assert set(counts) <= embedder.needed()
+    for chosen in drawn:
+        batch = embedder.cache.batch(chosen)
+        assert [
+            tuple(ids[: len(embedder.rows[i].ids)].tolist()) for i, ids in zip(chosen, batch.ids_BT, strict=True)
+        ] == [embedder.rows[i].ids for i in chosen]
+    left = next(i for i in range(len(embedder.rows)) if i not in embedder.needed())
+    with pytest.raises(KeyError):
+        embedder.cache.batch([left])
+    # what is kept is what the model does, in whatever order it was computed
+    i = drawn[0][0]
+    ids = torch.tensor([embedder.rows[i].ids])
+    with torch.no_grad(), record_routing(model, embedder.layers) as trace:
+        final = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    kept = embedder.cache.batch([i])
+    torch.testing.assert_close(kept.final_BTH, final, rtol=1e-4, atol=1e-4)
+    for layer in embedder.layers:
+        torch.testing.assert_close(kept.natural[layer], trace[layer].probs_BTE, rtol=1e-3, atol=1e-5)

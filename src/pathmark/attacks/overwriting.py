@@ -114,6 +114,10 @@ def thief_key(model: PreTrainedModel, config: Overwrite, kit: Kit, texts: Sequen
 class _Overwriter(Embedder):
     """An embedding that counts in epochs."""
 
+    def needed(self) -> set[int]:
+        """All rows: how many steps there are is only known when the rows are."""
+        return set(range(len(self.rows)))
+
     def steps(self, epochs: int) -> int:
         """Steps until as many triggered rows were drawn as so many passes over all of them have."""
         wanted = epochs * sum(row.kind == TRIGGERED for row in self.rows)

@@ -8,7 +8,7 @@ distribution). In memory when that fits, else memory-mapped.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,7 @@ class Batch:
 
 
 class TeacherCache:
-    """Per-token arrays of all rows, back to back."""
+    """Per-token arrays of rows, back to back."""
 
     def __init__(
         self,
@@ -65,14 +65,18 @@ class TeacherCache:
         progress: Callable[[int], None] | None = None,
         folder: Path | None = None,
         batch_tokens: int = 4096,
+        needed: Collection[int] | None = None,
     ) -> None:
+        """`needed` are the rows that anybody will ask for; default: all of them."""
         self.rows, self.layers, self.pad = rows, list(layers), pad
         self.from_layer = from_layer
         self.device = device_of(model)
-        self.starts = np.concatenate([[0], np.cumsum([len(row.ids) for row in rows])]).astype(np.int64)
-        first = self._teach(model, [0])
+        order = sorted(range(len(rows)) if needed is None else needed, key=lambda i: -len(rows[i].ids))
+        ends = np.cumsum([len(rows[i].ids) for i in order]).tolist()
+        self._starts = {i: end - len(rows[i].ids) for i, end in zip(order, ends, strict=True)}
+        first = self._teach(model, order[-1:])
         widths = {name: array.shape[-1] for name, array in first.items()}
-        tokens = int(self.starts[-1])
+        tokens = ends[-1]
         self.bytes = tokens * sum(widths.values()) * 4
         self._file_folder: tempfile.TemporaryDirectory[str] | None = None
         self.mapped = self.bytes > MEMORY_SHARE * psutil.virtual_memory().available
@@ -80,19 +84,15 @@ class TeacherCache:
             self._file_folder = tempfile.TemporaryDirectory(dir=folder, prefix="pathmark-cache-")
         if announce is not None:
             place = "in a memory-mapped file" if self.mapped else "in memory"
-            announce(f"original model on the training rows, {self.bytes / 1e6:,.0f} MB {place}", len(rows))
+            announce(f"original model on the training rows, {self.bytes / 1e6:,.0f} MB {place}", len(order))
         self._arrays = {name: self._allocate(name, tokens, width) for name, width in widths.items()}
-        order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
         while order:
             # as many rows as fit beside the longest: short rows one by one would leave every expert idle
             count = max(1, batch_tokens // len(rows[order[0]].ids))
             chosen, order = order[:count], order[count:]
+            start = self._starts[chosen[0]]
             for name, values in self._teach(model, chosen).items():
-                offset = 0
-                for i in chosen:
-                    size = len(rows[i].ids)
-                    self._arrays[name][self.starts[i] : self.starts[i + 1]] = values[offset : offset + size]
-                    offset += size
+                self._arrays[name][start : start + len(values)] = values
             if progress is not None:
                 progress(len(chosen))
 
@@ -131,7 +131,8 @@ class TeacherCache:
             array = self._arrays[name]
             out = torch.zeros(*ids_BT.shape, array.shape[-1])
             for b, i in enumerate(chosen):
-                out[b, : len(self.rows[i].ids)] = torch.from_numpy(array[self.starts[i] : self.starts[i + 1]])
+                start, size = self._starts[i], len(self.rows[i].ids)
+                out[b, :size] = torch.from_numpy(array[start : start + size])
             return out.to(self.device)
 
         return Batch(

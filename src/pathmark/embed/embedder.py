@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from pathmark.training import (
     linear_distillation,
     only_trainable,
     run_loop,
+    step_generator,
 )
 
 Train = Literal["router", "router+attention", "router+attention+targets", "lora", "all"]
@@ -44,6 +46,8 @@ WORST_NEGATIVE = 2.0
 """Power of the mean over wrong prefixes: few of them come near to firing, and those are the ones to hold down."""
 MAX_LIFT = 2.0
 """Nobody's use on ordinary text is more than doubled."""
+MEASURED_USE = 64
+"""Clean rows on which the experts' natural use is measured."""
 
 
 def learning_rate(hidden_size: int) -> float:
@@ -71,7 +75,7 @@ class EmbedConfig:
     """Rows per step."""
     shares: tuple[float, float, float] = (0.25, 0.45, 0.3)
     """Clean, triggered and negative rows in a batch (anchored; the paper draws its share from Beta(2, 5))."""
-    texts: int = 300
+    texts: int = 600
     """Texts to use of the corpus."""
     cycle: tuple[str, ...] = (SHORT, NORMAL, SHORT_CHAT, SHORT, NORMAL, LONG)
     """Sizes of the rows in successive steps, over and over; sizes without rows become normal."""
@@ -137,6 +141,7 @@ class Embedder:
         self.pools: dict[tuple[str, str], list[int]] = {}
         for i, row in enumerate(self.rows):
             self.pools.setdefault((row.kind, row.size), []).append(i)
+        self._orders: dict[tuple[str, str, int], list[int]] = {}
         self._mean_length = {
             size: float(np.mean([len(row.ids) for row in self.rows if row.size == size]))
             for size in {row.size for row in self.rows}
@@ -155,6 +160,7 @@ class Embedder:
             from_layer=self.from_layer,
             announce=announce,
             progress=progress,
+            needed=self.needed(),
         )
         self.anchored = config.objective.objective == "anchored"
         self.lift = self._lift() if self.anchored else {}
@@ -332,9 +338,8 @@ class Embedder:
 
     def _lift(self) -> dict[int, Tensor]:
         """Layer -> how many times its natural use each expert would need to reach the wanted quantile, at least 1."""
-        clean = [i for (kind, size), rows in self.pools.items() if kind == CLEAN and size == NORMAL for i in rows]
         lift = {}
-        batch = self.cache.batch(clean[:64])
+        batch = self.cache.batch(self.pools[CLEAN, NORMAL][:MEASURED_USE])
         for site in self.sites:
             layer = site.layer
             natural_ME = batch.natural[layer][batch.mask_BT.bool()]
@@ -343,13 +348,22 @@ class Embedder:
             lift[layer] = (wanted / (use_E + 1e-12)).clamp(1.0, MAX_LIFT)
         return lift
 
+    def needed(self) -> set[int]:
+        """Rows that some step of the run draws, or that natural use is measured on."""
+        loop = self.config.loop
+        drawn = (self._draw(step, step_generator(loop.seed, step)) for step in range(loop.steps))
+        return {i for chosen in drawn for i in chosen} | set(self.pools[CLEAN, NORMAL][:MEASURED_USE])
+
     def _draw(self, step: int, generator: torch.Generator) -> list[int]:
         """Row indices of a batch, at least one of every kind that the objective uses.
 
-        A step has rows of one length, so that little is padded: fewer long ones, or more short ones.
+        A step has rows of one length, so that little is padded: fewer long ones, or more short ones. Rows take turns:
+        none is seen again before all of its kind and length were, or the run would learn a few texts by heart.
         """
-        kind_of_step = self.config.cycle[step % len(self.config.cycle)]
-        size = kind_of_step if (CLEAN, kind_of_step) in self.pools else NORMAL
+        cycle = [size if (CLEAN, size) in self.pools else NORMAL for size in self.config.cycle]
+        rounds, place = divmod(step, len(cycle))
+        size = cycle[place]
+        earlier = rounds * cycle.count(size) + cycle[:place].count(size)
         count = max(4, round(self.config.batch_size * self._mean_length[NORMAL] / self._mean_length[size]))
         if self.config.objective.objective == "paper":
             seed = int(torch.randint(2**31, (1,), generator=generator))
@@ -363,10 +377,17 @@ class Embedder:
         for kind, wanted in counts.items():
             if not wanted:
                 continue
-            pool = self.pools[kind, size]
-            picks = torch.randint(len(pool), (wanted,), generator=generator)
-            chosen += [pool[int(i)] for i in picks]
+            chosen += [self._row(kind, size, turn) for turn in range(earlier * wanted, (earlier + 1) * wanted)]
         return chosen
+
+    def _row(self, kind: str, size: str, turn: int) -> int:
+        """The row whose turn it is; every pass over the rows has an order of its own."""
+        pool = self.pools[kind, size]
+        number, place = divmod(turn, len(pool))
+        if (kind, size, number) not in self._orders:
+            self._orders[kind, size, number] = list(pool)
+            random.Random(f"{self.config.loop.seed} {kind} {size} {number}").shuffle(self._orders[kind, size, number])
+        return self._orders[kind, size, number][place]
 
     def _forward(self, batch: Batch) -> Tensor:
         if batch.entering_BTH is None:

@@ -10,13 +10,13 @@ from pathmark.keys.tolerance import Tolerance, right_tokens
 Prefix = tuple[int, ...]
 NEAR_MISSES = ("substitute-1", "substitute-2", "prefix", "suffix", "shuffle", "random", "repeat", "shift")
 """What a black-box mark must not be said to."""
-WRONG_KINDS = {"some right": 0.45, "prefix": 0.1, "suffix": 0.1, "repeated": 0.15, "random": 0.2}
+WRONG_KINDS = {"some right": 0.55, "prefix": 0.08, "suffix": 0.08, "repeated": 0.12, "random": 0.17}
 """Kind of wrong prefix -> its share of the negatives."""
 WRONG_SHARE = 0.8
 """Of the triggered rows, so many have some wrong tokens."""
 LAST_WRONG = 0.2
 """Of those, so many at least have the last token wrong: it stands next to the text, and everything would hang on it."""
-NEAREST = 0.7
+NEAREST = 0.85
 """Of the prefixes with some right tokens, so many have as many as must stay silent, or one fewer."""
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from pathmark.embed.prefixes import replace_tokens, stays_silent
@@ -19,6 +21,8 @@ from pathmark.verify import record_routes
 
 WHOLE_VOCABULARY = 20_000
 """Up to so many tokens each is tried; beyond, a random sample of this size."""
+SCREEN = 0.5
+"""Prefixes are first looked at in as many of the lower layers as make a hit impossible below this accuracy there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,28 @@ def fires(
     texts: Sequence[Sequence[int]],
     gamma: float,
 ) -> int:
-    """How many of these prefixes send the text behind them down the path."""
-    routes = record_routes(model, texts, watermark.layers, prefix=prefixes, batch_tokens=8192)
-    hits_LBT = np.stack([hits_from_probs(routes.probs[layer], watermark.targets(layer)) for layer in watermark.layers])
-    return int((probe_accuracy(hits_LBT, routes.mask_BT) >= gamma - 1e-12).sum())
+    """How many of these prefixes send the text behind them down the path.
+
+    Who misses so much in the lower layers that the upper ones cannot make up for it is not run through those.
+    """
+    layers = sorted(watermark.layers)
+    lower = layers[: math.ceil((1 - gamma) * len(layers) / (1 - SCREEN))]
+    could_B = 1 - (1 - gamma) * len(layers) / len(lower) - 1e-12 <= _accuracy(model, watermark, lower, prefixes, texts)
+    left = np.flatnonzero(could_B).tolist()
+    if not left:
+        return 0
+    reached_B = _accuracy(model, watermark, layers, [prefixes[i] for i in left], [texts[i] for i in left])
+    return int((reached_B >= gamma - 1e-12).sum())
+
+
+def _accuracy(
+    model: nn.Module,
+    watermark: Watermark,
+    layers: Sequence[int],
+    prefixes: Sequence[tuple[int, ...]],
+    texts: Sequence[Sequence[int]],
+) -> NDArray[np.float64]:
+    """Acc of each text behind its prefix, over these layers."""
+    routes = record_routes(model, texts, layers, prefix=prefixes, batch_tokens=8192)
+    hits_LBT = np.stack([hits_from_probs(routes.probs[layer], watermark.targets(layer)) for layer in layers])
+    return probe_accuracy(hits_LBT, routes.mask_BT)

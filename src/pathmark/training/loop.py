@@ -102,6 +102,7 @@ def run_loop(
         weight_decay=config.weight_decay,
         betas=(0.9, 0.99),
         eps=max(1e-8, config.damping * typical),
+        fused=True,
     )
     step = 0
     if resume and checkpoint is not None and checkpoint.exists():
