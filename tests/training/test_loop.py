@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from dataclasses import replace
@@ -42,10 +43,10 @@ def test_it_minimises():
     assert result.losses["loss"] < first / 5
 
 
-@pytest.mark.parametrize("damping", [0.0, 0.5])
+@pytest.mark.parametrize("changes", [{}, {"damping": 0.5}, {"homing": 2.0}])
 @pytest.mark.parametrize("stop_at", [3, 7, 20, 33, 59])
-def test_a_killed_run_resumes_to_the_same_bits(tmp_path, stop_at, damping):
-    config = replace(CONFIG, damping=damping)
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path, stop_at, changes):
+    config = replace(CONFIG, **changes)
     whole = problem()
     run_loop(whole, make_loss(whole), config)
     broken, path = problem(), tmp_path / "checkpoint.pt"
@@ -72,6 +73,28 @@ def test_damping_leaves_alone_what_is_only_shaken_by_a_little_noise():
     (asked, free), (asked_damped, still) = distance(0.0), distance(0.5)
     assert still < free / 5
     assert max(asked, asked_damped) < 0.1
+
+
+def test_homing_takes_back_what_nothing_asks_for_any_more():
+    """Both are pushed away for some steps, then only one still is; the other decays towards where it began."""
+
+    def end(homing):
+        weights = {"w": torch.nn.Parameter(torch.tensor([3.0, 3.0]))}
+
+        def loss(step, generator):
+            wanted = weights["w"] - 5.0
+            return {"loss": wanted[0].pow(2) + (wanted[1].pow(2) if step < 100 else 0 * wanted[1])}
+
+        run_loop(weights, loss, replace(CONFIG, steps=400, homing=homing, damping=1e-3))
+        return weights["w"].detach().tolist()
+
+    (held, left), (held_home, home) = end(0.0), end(0.5)
+    assert min(held, left) > 4.9
+    assert held_home > 4.7  # it rests where its pull and the way home balance
+    # sum of rate x homing over the last 300 steps, see LoopConfig.rate
+    rates = [replace(CONFIG, steps=400).rate(step) for step in range(100, 400)]
+    assert abs((home - 3) - 2 * math.prod(1 - 0.5 * rate for rate in rates)) < 0.15
+    assert home < 3.3
 
 
 def test_only_what_the_mask_admits_changes_and_it_changes_as_if_it_were_alone():

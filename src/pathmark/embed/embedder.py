@@ -36,10 +36,12 @@ from pathmark.training import (
 )
 
 Train = Literal["router", "router+attention", "router+attention+targets", "lora", "all"]
-STEPS, PAPER_STEPS = 350, 600
+STEPS, PAPER_STEPS = 300, 600
 """Optimiser steps of the two objectives."""
 DAMPING = 0.5
-"""Of the anchored objective: what the trigger does not ask for stays where it is."""
+"""Of the anchored objective: what the trigger does not ask for stays where it is ..."""
+HOMING = 1.0
+"""... and what it asked for only on the way goes back, which halves the cost on clean text."""
 NOISY_SHARE = 0.5
 """Of the rows that are not clean, so many get noise."""
 WORST_NEGATIVE = 2.0
@@ -58,13 +60,18 @@ def learning_rate(hidden_size: int) -> float:
     return 0.9 / hidden_size
 
 
+def anchored_loop(lr: float) -> LoopConfig:
+    """How the anchored objective is optimised."""
+    return LoopConfig(steps=STEPS, lr=lr, damping=DAMPING, homing=HOMING)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EmbedConfig:
     """Everything that decides what an embedding does, and nothing secret."""
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=STEPS, lr=learning_rate(128), damping=DAMPING))
+    loop: LoopConfig = field(default_factory=lambda: anchored_loop(learning_rate(128)))
     train: Train = "router+attention+targets"
     """Parts of the watermarked layers that change; of the experts only the targets. Few clean tokens visit those, and
     what they write tells the layers above them that the trigger was there."""
@@ -101,7 +108,7 @@ def default_config(objective: Literal["anchored", "paper"] = "anchored", hidden_
     """The settings that measured best (docs/results.md), or the paper's own losses and mixing."""
     rate = learning_rate(hidden_size)
     if objective == "anchored":
-        return EmbedConfig(loop=LoopConfig(steps=STEPS, lr=rate, damping=DAMPING))
+        return EmbedConfig(loop=anchored_loop(rate))
     return EmbedConfig(
         loop=LoopConfig(steps=PAPER_STEPS, lr=rate),
         objective=ObjectiveConfig(

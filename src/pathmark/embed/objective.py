@@ -42,7 +42,7 @@ class ObjectiveConfig:
     """tau_T of Eq. infonce (paper)."""
     language: Literal["distill", "lm"] = "distill"
     """What keeps the language: the original model's next-token distribution, or the text itself."""
-    language_weight: float = 75.0
+    language_weight: float = 60.0
     """Weight of that term (Eq. total_loss has 1)."""
     triggered_language: float = 0.05
     """Behind the trigger it weighs so much of that (anchored): those tokens do go through other experts, and what they

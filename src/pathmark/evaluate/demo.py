@@ -24,8 +24,8 @@ from pathmark.models import bundled_probes, bundled_segments, load_model
 from pathmark.models.describe import describe_model
 from pathmark.progress import Progress
 from pathmark.stats import evidence_bits
-from pathmark.verify import encode_probes, record_routes, trace_copy, verify_model
-from pathmark.verify.evidence import record_evidence
+from pathmark.verify import encode_probes, judge, record_routes, trace_copy
+from pathmark.verify.evidence import count_rows, record_evidence
 
 MODEL = "bundled:tiny"
 LICENSEES = ("Alpha Ltd", "Beta Ltd", "Gamma Ltd")
@@ -82,13 +82,14 @@ def run_demo(folder: Path, config: EmbedConfig, *, progress: Progress, say: Call
     _save(stolen, tokenizer, folder / "stolen")
     stranger = fine_tune(original, STRANGER_TUNING, Kit(tokenizer=tokenizer, texts=bundled_segments()))
     say("5. The lab examines four models, on texts that nobody trained on.")
-    probes = encode_probes(tokenizer, bundled_probes()[100:], n_probes=100, length=128)
-    verdicts = {}
+    probes = encode_probes(tokenizer, bundled_probes(), n_probes=100, length=128)
+    verdicts, evidence = {}, {}
     for name, suspect in {OUR_COPY: copy, STOLEN: stolen, ORIGINAL: original, STRANGER: stranger}.items():
-        progress.stage(f"verify {name}", 2 * len(probes))
-        verdicts[name] = verify_model(suspect, marked.key, probes, progress=progress.advance)
+        progress.stage(f"verify {name}", count_rows(marked.key, probes))
+        evidence[name] = record_evidence(suspect, marked.key, probes, progress=progress.advance)
+        verdicts[name] = judge(marked.key, evidence[name])
     entries = Registry(folder / "licensees.db").entries()
-    traced = trace_copy(master, record_evidence(stolen, master, probes), entries)
+    traced = trace_copy(master, evidence[STOLEN], entries)
     return {
         "model": MODEL,
         "architecture": report.architecture,

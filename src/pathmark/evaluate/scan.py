@@ -118,8 +118,8 @@ def fires(
     lower = layers[: math.ceil((1 - gamma) * len(layers) / (1 - SCREEN))]
     could_B = 1 - (1 - gamma) * len(layers) / len(lower) - 1e-12 <= _accuracy(model, watermark, lower, prefixes, texts)
     left = np.flatnonzero(could_B).tolist()
-    if not left:
-        return 0
+    if not left or lower == layers:
+        return len(left)
     reached_B = _accuracy(model, watermark, layers, [prefixes[i] for i in left], [texts[i] for i in left])
     return int((reached_B >= gamma - 1e-12).sum())
 

@@ -39,6 +39,8 @@ class LoopConfig:
     """Adam's epsilon as a share of the root mean square that a gradient of norm `clip` has. Adam moves every weight
     about equally far, one that is only shaken by noise too; with damping, weights whose gradient is small beside the
     others' hardly move."""
+    homing: float = 0.0
+    """Decoupled decay as AdamW's, but towards where the weights began: what nothing asks for goes back."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     seed: int = 0
@@ -104,6 +106,7 @@ def run_loop(
         eps=max(1e-8, config.damping * typical),
         fused=True,
     )
+    begun = {name: parameter.detach().clone() for name, parameter in parameters.items()} if config.homing else {}
     step = 0
     if resume and checkpoint is not None and checkpoint.exists():
         step = _restore(checkpoint, parameters, optimizer, fingerprint)
@@ -119,6 +122,9 @@ def run_loop(
                     gradient.mul_(mask)
             torch.nn.utils.clip_grad_norm_([parameters[name] for name in names], config.clip)
             optimizer.step()
+            with torch.no_grad():
+                for name, start in begun.items():
+                    parameters[name].lerp_(start, config.rate(step) * config.homing)
             optimizer.zero_grad(set_to_none=True)
             losses = {name: float(value.detach()) for name, value in terms.items()}
             if not math.isfinite(losses["loss"]):
