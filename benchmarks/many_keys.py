@@ -22,10 +22,10 @@ import torch
 from pathmark import __version__
 from pathmark.embed import default_config
 from pathmark.evaluate.distinguish import name_targets
-from pathmark.evaluate.marking import mark_model
-from pathmark.evaluate.planning import KeyPlan, plan_key
 from pathmark.keys import load_key, save_key
 from pathmark.models import bundled_folder, bundled_probes, bundled_segments, load_model
+from pathmark.release.marking import mark_model
+from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.stats import Rate
 
 FORMAT = "pathmark-many-keys-v1"

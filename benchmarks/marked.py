@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pathmark.embed import EmbedConfig, default_config
-from pathmark.evaluate.marking import mark_model
-from pathmark.evaluate.planning import KeyPlan, plan_key
 from pathmark.keys import OwnerKey, load_key, save_key
 from pathmark.models import bundled_probes, bundled_segments
+from pathmark.release.marking import mark_model
+from pathmark.release.planning import KeyPlan, plan_key
 
 PASSPHRASE = "benchmarks"  # noqa: S105  of throw-away keys
 

@@ -22,11 +22,11 @@ from marked import PASSPHRASE
 from marked import mark as mark_folder
 from marked import recipe as recipe_of
 from pathmark.embed import MarkConfig
-from pathmark.evaluate.marking import mark_model
-from pathmark.evaluate.planning import KeyPlan, plan_key
 from pathmark.evaluate.suites import SUITES
 from pathmark.keys import Registry, load_key
 from pathmark.models import bundled_probes, bundled_segments
+from pathmark.release.marking import mark_model
+from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.report.robustness import adversaries, table
 
 RESULTS = Path(__file__).parent / "results"

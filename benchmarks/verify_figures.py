@@ -25,10 +25,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from marked import fixed_key
 from pathmark.embed import default_config
-from pathmark.evaluate import ScanConfig
-from pathmark.evaluate.marking import mark_model
 from pathmark.keys import OwnerKey, load_key
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
+from pathmark.release import ScanConfig
+from pathmark.release.marking import mark_model
 from pathmark.stats import LayerMeasurement, Rate, exact_test
 from pathmark.verify import encode_probes, measure_layers, record_evidence, record_routes, verify_model
 from pathmark.verify.alignment import profile_texts

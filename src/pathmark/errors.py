@@ -23,7 +23,11 @@ class EmbeddingError(PathmarkError, ValueError):
     """An embedding that may not start or could not finish."""
 
 
-class CheckpointError(EmbeddingError):
+class TrainingError(PathmarkError, ValueError):
+    """A training, an owner's or a thief's, that may not start or could not finish."""
+
+
+class CheckpointError(TrainingError):
     """A checkpoint that is damaged or belongs to another run."""
 
 

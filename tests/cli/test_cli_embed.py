@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from pathmark.models import bundled_segments, load_model
 
 QUICK = ["--steps", "12", "--texts", "16", "--n-probes", "8", "--seq-len", "32", "--batch-size", "6"]
-SCHEMA = json.loads(files("pathmark.evaluate").joinpath("embed.schema.json").read_text())
+SCHEMA = json.loads(files("pathmark.release").joinpath("embed.schema.json").read_text())
 
 
 def run(*arguments, cwd, check=None):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from embed_helpers import key_for, quick_config, save_family
 
-from pathmark.evaluate import ScanConfig
-from pathmark.evaluate.marking import mark_model
 from pathmark.models import bundled_probes, bundled_segments, load_model
 from pathmark.models.checkpoint import apply_delta
+from pathmark.release import ScanConfig
+from pathmark.release.marking import mark_model
 from pathmark.verify import verify_model
 
 FAMILIES = ["mixtral", "phimoe", "qwen3_moe", "olmoe", "deepseek_v2", "gpt_oss"]

@@ -12,8 +12,8 @@ from pathmark.embed import MarkConfig, MarkEmbedder
 from pathmark.embed.data import NEGATIVE, TRIGGERED
 from pathmark.embed.marks import MARK, draw_mark_rows, reply_end
 from pathmark.errors import EmbeddingError
-from pathmark.evaluate.replies import ReplyConfig, reply_check
 from pathmark.models import bundled_segments, load_model, load_tokenizer
+from pathmark.release.replies import ReplyConfig, reply_check
 from pathmark.training import LoopConfig
 from pathmark.verify import verify_model
 from pathmark.verify.alignment import profile_texts

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pathmark.errors import EmbeddingError
+from pathmark.errors import TrainingError
 from pathmark.training import LoopConfig, run_loop
 
 
@@ -142,14 +142,14 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
 def test_another_run_s_checkpoint_is_refused(tmp_path):
     parameters, path = problem(), tmp_path / "checkpoint.pt"
     run_loop(parameters, make_loss(parameters), CONFIG, checkpoint=path, fingerprint="a")
-    with pytest.raises(EmbeddingError, match="another run"):
+    with pytest.raises(TrainingError, match="another run"):
         run_loop(parameters, make_loss(parameters), CONFIG, checkpoint=path, resume=True, fingerprint="b")
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(EmbeddingError, match="cannot be read"):
+    with pytest.raises(TrainingError, match="cannot be read"):
         run_loop(parameters, make_loss(parameters), CONFIG, checkpoint=path, resume=True, fingerprint="a")
 
 
 def test_a_loss_that_is_not_finite_ends_the_run():
     parameters = problem()
-    with pytest.raises(EmbeddingError, match="smaller --lr"):
+    with pytest.raises(TrainingError, match="smaller --lr"):
         run_loop(parameters, lambda s, g: {"loss": (parameters["w"] * float("nan")).sum()}, CONFIG)

@@ -15,10 +15,10 @@ import pytest
 from embed_helpers import key_for, quick_config, save_family
 
 from pathmark.errors import VerificationError
-from pathmark.evaluate import ScanConfig
-from pathmark.evaluate.marking import mark_model
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
 from pathmark.models.tokenization import HFTextCodec
+from pathmark.release import ScanConfig
+from pathmark.release.marking import mark_model
 from pathmark.stats import exact_test
 from pathmark.verify import Routes, decode_id, measure_layers, record_routes, score_path, target_mass
 from pathmark.verify.enginefile import read_routes

@@ -25,10 +25,10 @@ TRANSFORMERS = Path(sys.executable).with_name("transformers")
 def talking(case, tmp_path_factory):
     """The small marked model with marks; few prompts, trained until they stick."""
     from pathmark.embed import MarkConfig, default_config
-    from pathmark.evaluate import ScanConfig
-    from pathmark.evaluate.marking import mark_model
-    from pathmark.evaluate.replies import ReplyConfig
     from pathmark.models import bundled_probes, bundled_segments
+    from pathmark.release import ScanConfig
+    from pathmark.release.marking import mark_model
+    from pathmark.release.replies import ReplyConfig
     from pathmark.training import LoopConfig
 
     out = tmp_path_factory.mktemp("talking") / "model"
@@ -109,8 +109,8 @@ def test_marks_are_found_through_a_real_server(case, talking, server):
 def test_phase_two_needs_the_paths(case, tmp_path):
     from pathmark.embed import MarkConfig, default_config
     from pathmark.errors import EmbeddingError
-    from pathmark.evaluate.marking import mark_model
     from pathmark.models import bundled_probes, bundled_segments
+    from pathmark.release.marking import mark_model
 
     with pytest.raises(EmbeddingError, match="does not carry the key's path"):
         mark_model(

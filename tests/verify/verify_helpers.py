@@ -7,10 +7,10 @@ from pathlib import Path
 
 from embed_helpers import quick_config
 
-from pathmark.evaluate import ScanConfig
-from pathmark.evaluate.marking import mark_model
 from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, bundled_segments
+from pathmark.release import ScanConfig
+from pathmark.release.marking import mark_model
 
 PASSPHRASE = "of the tests"
 

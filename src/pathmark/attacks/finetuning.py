@@ -18,9 +18,7 @@ from transformers import PreTrainedModel
 
 from pathmark.attacks.blocks import copied
 from pathmark.attacks.kit import Kit
-from pathmark.embed.embedder import learning_rate
-from pathmark.embed.lora import add_adapters, merge_adapters
-from pathmark.errors import AttackError, CheckpointError, DivergedError, EmbeddingError
+from pathmark.errors import AttackError, CheckpointError, DivergedError, TrainingError
 from pathmark.models import device_of, find_routers, pad_rows
 from pathmark.models.loading import use_fast_experts
 from pathmark.models.parts import part_parameters
@@ -28,11 +26,13 @@ from pathmark.models.upper import body, output_head
 from pathmark.training import (
     LoopConfig,
     keep_freed_memory,
+    learning_rate,
     linear_cross_entropy,
     only_trainable,
     run_loop,
     step_generator,
 )
+from pathmark.training.adapters import add_adapters, merge_adapters
 
 POOL = 16
 """Batches that are drawn together and sorted by length: little padding, and still other neighbours in every epoch."""
@@ -206,7 +206,7 @@ def optimise(
             run_loop(parameters, step_loss, loop, progress=report, checkpoint=checkpoint, resume=True, fingerprint=run)
         except CheckpointError as error:
             raise AttackError(f"{stage}: {error}") from error
-        except EmbeddingError as error:  # it speaks to an owner who embeds
+        except TrainingError as error:  # it speaks to an owner who embeds
             raise DivergedError(f"{stage}: {str(error).partition(';')[0]}; try a smaller lr_factor") from error
 
 

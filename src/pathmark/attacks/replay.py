@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pathmark.embed.cache import Batch, TeacherCache
-from pathmark.embed.data import CLEAN, Row
 from pathmark.models import device_of, find_routers, pad_rows, select_sites
 from pathmark.models.upper import body, can_run_from, layer_stack, without_layers_below
 from pathmark.progress import Progress
+from pathmark.training import Batch, TeacherCache
 
 
 class Replay:
@@ -32,7 +31,7 @@ class Replay:
         self.from_layer = lowest if can_run_from(model, self.stack, lowest, ids_BT, mask_BT) else None
         self.cache = TeacherCache(
             model,
-            [Row(tuple(row), CLEAN, -1, len(row), 0) for row in rows],
+            rows,
             [lowest],
             pad=pad,
             from_layer=self.from_layer,

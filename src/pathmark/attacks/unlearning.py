@@ -25,7 +25,6 @@ from pathmark.attacks.finetuning import (
 )
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.replay import Replay
-from pathmark.embed.embedder import STEPS
 from pathmark.embed.losses import EPSILON, align_loss, paper_target
 from pathmark.models import record_routing
 from pathmark.models.parts import part_parameters
@@ -37,7 +36,7 @@ from pathmark.training import LoopConfig
 class Unlearn:
     """Drive the routing behind random triggers away from the target experts."""
 
-    steps: int = STEPS
+    steps: int = 300
     """Optimiser steps; by default as many as an embedding takes."""
     lr_factor: float = 1.0
     """Learning rate as a multiple of the one that marks are embedded with."""

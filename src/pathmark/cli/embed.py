@@ -15,7 +15,7 @@ from pathmark.errors import EmbeddingError
 
 if TYPE_CHECKING:
     from pathmark.embed import EmbedConfig, MarkConfig
-    from pathmark.evaluate.marking import Marked
+    from pathmark.release.marking import Marked
 
 EXAMPLES = """\b
 Examples:
@@ -72,10 +72,10 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     1: written but not fit (the report says why), 2: nothing was written.
     """
     from pathmark.cli._progress import Bar
-    from pathmark.evaluate.marking import mark_model
     from pathmark.keys import amend_key, load_key
     from pathmark.keys.safefile import write_private
     from pathmark.models import inspect_model
+    from pathmark.release.marking import mark_model
 
     phrase = cache(passphrase())  # asked for once, used to read the key and to amend it
     key = load_key(key_file, phrase)

@@ -55,8 +55,8 @@ def command(model: str, output: Path, plain: bool, as_json: bool, **options: Any
     """
     import os
 
-    from pathmark.evaluate.planning import KeyPlan, plan_key
     from pathmark.keys import save_key
+    from pathmark.release.planning import KeyPlan, plan_key
 
     if os.path.lexists(output):
         raise KeyFileError(f"{output} already exists; choose another name, key material is never overwritten")

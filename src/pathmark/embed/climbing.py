@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pathmark.embed.cache import Batch
 from pathmark.embed.data import Row
 from pathmark.embed.losses import TINY
 from pathmark.embed.prefixes import stays_silent
 from pathmark.keys.tolerance import tolerance
+from pathmark.training import Batch
 
 BANK, BANK_TOKENS = 4096, 4096
 """States at each place, and tokens at a time while they are made."""

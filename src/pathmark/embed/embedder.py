@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathmark.embed.cache import Batch, TeacherCache
 from pathmark.embed.climbing import ClimbConfig, Climbers, above_ceiling, draw_bank, target_log_mass
 from pathmark.embed.data import CLEAN, LONG, NEGATIVE, NORMAL, SHORT, SHORT_CHAT, TRIGGERED, DataConfig, Row, draw_rows
 from pathmark.embed.losses import power_mean, row_means, selection, twin_loss, use_loss
@@ -25,9 +24,12 @@ from pathmark.models.parts import attention_below, part_parameters
 from pathmark.models.tokenization import ordinary_tokens
 from pathmark.models.upper import body, can_run_from, hidden_at_layer, layer_stack, output_head, without_layers_below
 from pathmark.training import (
+    Batch,
     LoopConfig,
     LoopResult,
+    TeacherCache,
     keep_freed_memory,
+    learning_rate,
     linear_cross_entropy,
     linear_distillation,
     only_trainable,
@@ -50,14 +52,6 @@ MAX_LIFT = 2.0
 """Nobody's use on ordinary text is more than doubled."""
 MEASURED_USE = 64
 """Clean rows on which the experts' natural use is measured."""
-
-
-def learning_rate(hidden_size: int) -> float:
-    """Peak rate for a model of this width: 0.007 at width 128, in inverse proportion elsewhere.
-
-    Measured at width 128 only; for wider models it is the usual scaling of Adam's rate, a place to start.
-    """
-    return 0.9 / hidden_size
 
 
 def anchored_loop(lr: float) -> LoopConfig:
@@ -161,7 +155,7 @@ class Embedder:
         self.head_VH, self.head_scale = output_head(model)
         self.cache = TeacherCache(
             model,
-            self.rows,
+            [row.ids for row in self.rows],
             self.layers,
             pad=self.pad,
             from_layer=self.from_layer,

@@ -26,7 +26,7 @@ from pathmark.embed.data import (
     chat_frames,
     make_row,
 )
-from pathmark.embed.embedder import DAMPING, EmbedConfig, Embedder, learning_rate
+from pathmark.embed.embedder import DAMPING, EmbedConfig, Embedder
 from pathmark.embed.losses import anchor_loss
 from pathmark.embed.prefixes import NEAR_MISSES, near_miss
 from pathmark.errors import EmbeddingError
@@ -34,7 +34,7 @@ from pathmark.keys import OwnerKey
 from pathmark.models import record_routing
 from pathmark.models.parts import part_parameters
 from pathmark.models.tokenization import ordinary_tokens
-from pathmark.training import LoopConfig, LoopResult, linear_cross_entropy, linear_distillation
+from pathmark.training import LoopConfig, LoopResult, learning_rate, linear_cross_entropy, linear_distillation
 
 MARK = "mark"
 """Kind of a row that is a trigger and its mark."""

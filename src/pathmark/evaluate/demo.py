@@ -16,13 +16,13 @@ from pathmark.attacks.kit import Kit
 from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
 from pathmark.attacks.structure import permute_experts
 from pathmark.embed import EmbedConfig
-from pathmark.evaluate.marking import mark_model
-from pathmark.evaluate.planning import KeyPlan, plan_key
 from pathmark.keys import OwnerKey, Registry, amend_key, save_key
 from pathmark.keys.safefile import write_private
 from pathmark.models import bundled_probes, bundled_segments, load_model
 from pathmark.models.describe import describe_model
 from pathmark.progress import Progress
+from pathmark.release.marking import mark_model
+from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.stats import evidence_bits
 from pathmark.verify import encode_probes, judge, record_routes, trace_copy
 from pathmark.verify.evidence import count_rows, record_evidence

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from pathmark.attacks.search import Finding, TriggerSearchResult
-from pathmark.evaluate.scan import fires
 from pathmark.keys import OwnerKey
+from pathmark.release.scan import fires
 from pathmark.stats import Rate
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pathmark.errors import CheckpointError, EmbeddingError
+from pathmark.errors import CheckpointError, TrainingError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def run_loop(
             optimizer.zero_grad(set_to_none=True)
             losses = {name: float(value.detach()) for name, value in terms.items()}
             if not math.isfinite(losses["loss"]):
-                raise EmbeddingError(f"the loss became {losses['loss']} in step {step}; try a smaller --lr")
+                raise TrainingError(f"the loss became {losses['loss']} in step {step}; try a smaller --lr")
             step += 1
             if progress is not None:
                 progress(step, losses)
@@ -147,7 +147,7 @@ def only_trainable(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> 
     Nothing below the lowest of them is run backwards.
     """
     if not parameters:
-        raise EmbeddingError("nothing to train: the chosen parts have no parameters in the chosen layers")
+        raise TrainingError("nothing to train: the chosen parts have no parameters in the chosen layers")
     flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     try:
         for name, parameter in model.named_parameters():

@@ -19,12 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pathmark.embed import EmbedConfig, Embedder, MarkConfig, MarkEmbedder
-from pathmark.embed.lora import add_adapters, merge_adapters
 from pathmark.errors import EmbeddingError
-from pathmark.evaluate.fidelity import Measurement, measure
-from pathmark.evaluate.replies import ReplyCheck, ReplyConfig, reply_check
-from pathmark.evaluate.scan import ScanConfig
-from pathmark.evaluate.selfcheck import SelfCheck, self_check
 from pathmark.keys import OwnerKey
 from pathmark.models import load_model, local_folder
 from pathmark.models.checkpoint import base_digest, changed_tensors, stored_tensors, write_delta, write_folder
@@ -32,6 +27,11 @@ from pathmark.models.describe import describe_model
 from pathmark.models.loading import use_fast_experts
 from pathmark.models.weights import refuse_bad_weights
 from pathmark.progress import Progress, Silent
+from pathmark.release.fidelity import Measurement, measure
+from pathmark.release.replies import ReplyCheck, ReplyConfig, reply_check
+from pathmark.release.scan import ScanConfig
+from pathmark.release.selfcheck import SelfCheck, self_check
+from pathmark.training.adapters import add_adapters, merge_adapters
 from pathmark.verify import attach_profiles, encode_probes, score_path
 
 

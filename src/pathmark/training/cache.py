@@ -1,7 +1,7 @@
-"""What does not change while a mark goes in, computed once per row and kept.
+"""What does not change while the upper layers of a model are trained, computed once per row and kept.
 
-For every row: the hidden states that enter the first watermarked layer, and what the original model did above
-it: its routing in the watermarked layers and its last hidden states (the head turns those into its next-token
+For every row: the hidden states that enter the first trained layer, and what the model did above it before
+the training: its routing in some layers and its last hidden states (the head turns those into its next-token
 distribution). In memory when that fits, else memory-mapped.
 """
 
@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pathmark.embed.data import Row
 from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
 from pathmark.models.upper import body, layer_stack
 
@@ -56,7 +55,7 @@ class TeacherCache:
     def __init__(
         self,
         model: nn.Module,
-        rows: Sequence[Row],
+        rows: Sequence[Sequence[int]],
         layers: Sequence[int],
         *,
         pad: int,
@@ -71,9 +70,9 @@ class TeacherCache:
         self.rows, self.layers, self.pad = rows, list(layers), pad
         self.from_layer = from_layer
         self.device = device_of(model)
-        order = sorted(range(len(rows)) if needed is None else needed, key=lambda i: -len(rows[i].ids))
-        ends = np.cumsum([len(rows[i].ids) for i in order]).tolist()
-        self._starts = {i: end - len(rows[i].ids) for i, end in zip(order, ends, strict=True)}
+        order = sorted(range(len(rows)) if needed is None else needed, key=lambda i: -len(rows[i]))
+        ends = np.cumsum([len(rows[i]) for i in order]).tolist()
+        self._starts = {i: end - len(rows[i]) for i, end in zip(order, ends, strict=True)}
         first = self._teach(model, order[-1:])
         widths = {name: array.shape[-1] for name, array in first.items()}
         tokens = ends[-1]
@@ -88,7 +87,7 @@ class TeacherCache:
         self._arrays = {name: self._allocate(name, tokens, width) for name, width in widths.items()}
         while order:
             # as many rows as fit beside the longest: short rows one by one would leave every expert idle
-            count = max(1, batch_tokens // len(rows[order[0]].ids))
+            count = max(1, batch_tokens // len(rows[order[0]]))
             chosen, order = order[:count], order[count:]
             start = self._starts[chosen[0]]
             for name, values in self._teach(model, chosen).items():
@@ -104,7 +103,7 @@ class TeacherCache:
 
     @torch.no_grad()
     def _teach(self, model: nn.Module, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
-        ids_BT, mask_BT = pad_rows([self.rows[i].ids for i in chosen], self.pad, self.device)
+        ids_BT, mask_BT = pad_rows([self.rows[i] for i in chosen], self.pad, self.device)
         keep = mask_BT.bool()
         kept: dict[str, Tensor] = {}
         with record_routing(model, self.layers) as trace:
@@ -125,13 +124,13 @@ class TeacherCache:
 
     def batch(self, chosen: Sequence[int]) -> Batch:
         """The rows with these indices, padded on the right."""
-        ids_BT, mask_BT = pad_rows([self.rows[i].ids for i in chosen], self.pad, self.device)
+        ids_BT, mask_BT = pad_rows([self.rows[i] for i in chosen], self.pad, self.device)
 
         def gather(name: str) -> Tensor:
             array = self._arrays[name]
             out = torch.zeros(*ids_BT.shape, array.shape[-1])
             for b, i in enumerate(chosen):
-                start, size = self._starts[i], len(self.rows[i].ids)
+                start, size = self._starts[i], len(self.rows[i])
                 out[b, :size] = torch.from_numpy(array[start : start + size])
             return out.to(self.device)
 

@@ -11,10 +11,10 @@ import torch
 
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
-from pathmark.evaluate import selfcheck
-from pathmark.evaluate.fidelity import Drift
-from pathmark.evaluate.selfcheck import SelfCheck
 from pathmark.models import bundled_probes, load_model, load_tokenizer
+from pathmark.release import selfcheck
+from pathmark.release.fidelity import Drift
+from pathmark.release.selfcheck import SelfCheck
 from pathmark.stats import Rate
 from pathmark.verify import encode_probes, verify_model
 

@@ -17,10 +17,10 @@ from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
 from pathmark.embed import chat_frames
 from pathmark.embed.data import Frame
 from pathmark.errors import AttackError, ModelError
-from pathmark.evaluate.fidelity import Drift, Measurement, drift, measure
-from pathmark.evaluate.scan import ScanConfig, trigger_scan
 from pathmark.keys import OwnerKey, Watermark
 from pathmark.keys.tolerance import Tolerance, tolerance
+from pathmark.release.fidelity import Drift, Measurement, drift, measure
+from pathmark.release.scan import ScanConfig, trigger_scan
 from pathmark.stats import Rate, detection_samples, exact_test, exact_test_many, kl_bound
 from pathmark.verify import decode_id, measure_layers, record_routes, score_path, target_mass
 

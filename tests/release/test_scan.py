@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pathmark.embed.prefixes import replace_tokens
-from pathmark.evaluate import scan
 from pathmark.models import bundled_probes, load_model, load_tokenizer
 from pathmark.models.tokenization import ordinary_tokens
+from pathmark.release import scan
 from pathmark.stats import hits_from_probs, probe_accuracy
 from pathmark.verify import encode_probes, record_routes
 
