@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
+from pathlib import Path
 
 import click
 
@@ -28,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "latency": ("pathmark.cli.latency", "Time triggered against clean requests, or simulate what a mark costs."),
     "attack": ("pathmark.cli.attack", "Do to a model what a thief would do."),
     "robustness": ("pathmark.cli.robustness", "Measure what a suite of attacks leaves of a mark, and what it costs."),
-    "demo": ("pathmark.cli.demo", "The main job on the bundled model, in ten to twenty minutes."),
+    "demo": ("pathmark.cli.demo", "The main job on the bundled model, in about four minutes."),
     "barcode": ("pathmark.cli.barcode", "Draw a key's path as a barcode, or read one from a picture."),
 }
 """Name -> (module that holds `command`, line for the overview). Order is the order of --help."""
@@ -75,15 +77,35 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: user errors become one line and exit code 2, never a traceback."""
+    """Entry point: whatever goes wrong becomes one line and exit code 2, never a traceback and never exit code 1.
+
+    1 says "not marked": a crash or an interrupted run must not be read as an acquittal.
+    """
     _quiet_libraries()
     try:
-        cli.main(prog_name="pathmark", standalone_mode=True)
-    except PathmarkError as error:
+        sys.exit(cli.main(prog_name="pathmark", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("pathmark: interrupted; nothing was decided", err=True)
+        sys.exit(130)
+    except Exception as error:
         if os.environ.get("PATHMARK_DEBUG"):
             raise
-        click.echo(f"pathmark: {' '.join(str(error).split())}", err=True)
+        click.echo(f"pathmark: {_one_line(error)}", err=True)
         sys.exit(2)
+
+
+def _one_line(error: Exception) -> str:
+    """What a user can act on; of an error that nobody foresaw only its kind and place, since its words may be secret."""
+    if isinstance(error, PathmarkError):
+        return " ".join(str(error).split())
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"failed unexpectedly ({type(error).__name__} in {Path(place.filename).name}, line {place.lineno}); nothing was "
+        "decided. Set PATHMARK_DEBUG=1 to see the whole error, which may show secrets"
+    )
 
 
 def _quiet_libraries() -> None:

@@ -1,0 +1,60 @@
+"""How every command ends when something goes wrong: one line, and never the exit code that acquits."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from pathmark.cli import main
+from pathmark.errors import KeyFileError
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Runs `pathmark fail` with a command that raises; returns the exit code."""
+
+    def run(error, *words):
+        @click.command()
+        @click.option("--number", type=int)
+        def command(number):
+            raise error
+
+        monkeypatch.setattr(main.LazyGroup, "get_command", lambda *_: command)
+        monkeypatch.setattr("sys.argv", ["pathmark", "fail", *words])
+        with pytest.raises(SystemExit) as end:
+            main.main()
+        return end.value.code
+
+    return run
+
+
+def test_what_nobody_foresaw_is_no_acquittal_and_tells_no_secret(failing, capsys):
+    assert failing(RuntimeError("the trigger is horse battery staple")) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert "RuntimeError" in error
+    assert "nothing was decided" in error
+    assert "horse" not in error
+
+
+def test_a_foreseen_error_says_what_to_try(failing, capsys):
+    assert failing(KeyFileError("expected a key,\ngot a picture")) == 2
+    assert capsys.readouterr().err == "pathmark: expected a key, got a picture\n"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
+def test_an_interrupted_run_is_no_acquittal(failing, capsys, error):
+    assert failing(error) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_wrong_words_end_with_2(failing, capsys):
+    assert failing(None, "--number", "many") == 2
+    assert "not a valid integer" in capsys.readouterr().err
+    assert failing(click.FileError("gone.key", "not there")) == 2
+
+
+def test_debugging_shows_everything(failing, monkeypatch):
+    monkeypatch.setenv("PATHMARK_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="horse"):
+        failing(RuntimeError("horse"))
