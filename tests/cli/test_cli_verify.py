@@ -113,13 +113,27 @@ def test_an_original_of_another_build_is_a_note(case):
 
 def test_strict_needs_a_dated_commitment(case, tmp_path):
     common = ("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--strict")
-    assert run(*common).exit_code == 2
+    undecided = run(*common)
+    assert undecided.exit_code == 2
+    assert "UNDECIDED" in undecided.output
+    found = json.loads(run(*common, "--json").stdout)
+    assert (found["verdict"], found["marked"]) == ("undecided", None)
     commitment = tmp_path / "key.commitment.json"
     commitment.write_bytes(canonical(commit_key(case.key, created="2026-01-05T00:00:00Z").document()))
     dated = (*common, "--commitment", commitment, "--suspect-published", "2026-06-01", "--json")
     result = run(*dated)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["anchored"]
+
+
+def test_the_verdict_outlives_its_log(case, tmp_path, monkeypatch):
+    def full(*args, **options):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("pathmark.verify.write_log", full)
+    result = run("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--log", tmp_path / "log")
+    assert isinstance(result.exception, OSError)
+    assert "MARKED" in result.output
 
 
 @pytest.mark.parametrize(
@@ -134,6 +148,8 @@ def test_strict_needs_a_dated_commitment(case, tmp_path):
         (("--routes", "x.jsonl", "--graft", "y"), "needs the suspect's weights"),
         (("MARKED", "--black-box", "--graft", "y"), "needs the suspect's weights"),
         (("MARKED", "--graft", "/nowhere/at/all"), "does not exist"),
+        (("MARKED", "--log", "/tmp"), "already exists"),
+        (("MARKED", "--suspect-published", "2999-01-01"), "yet to come"),
     ],
 )
 def test_bad_input_is_one_line(case, arguments, said):

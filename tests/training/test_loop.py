@@ -35,6 +35,12 @@ def make_loss(parameters, stop_at=None):
 CONFIG = LoopConfig(steps=60, lr=0.05, checkpoint_every=7)
 
 
+@pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_is_no_rate_is_refused(lr):
+    with pytest.raises(ValueError, match="positive"):
+        replace(CONFIG, lr=lr)
+
+
 def test_it_minimises():
     parameters = problem()
     first = float(make_loss(parameters)(0, torch.Generator().manual_seed(0))["loss"].detach())

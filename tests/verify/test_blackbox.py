@@ -119,7 +119,7 @@ def test_hostile_apis_get_no_verdict(name, reason):
     assert seen.exit_code == 2
     assert not seen.marked
     assert reason in seen.undecided
-    assert "No verdict" in seen.words()
+    assert "Undecided" in seen.words()
 
 
 def test_cut_triggered_replies_alone_get_no_verdict():
@@ -253,6 +253,23 @@ def test_family_and_third_party_are_charged():
     assert "no commitment" in plain.words()
     dated = verdict_of(fake.marked(owner()), triggers=1, anchor=Anchor(True, "dated", 80))
     assert dated.p_third_party == dated.p
+
+
+def test_strict_lets_the_third_party_decide():
+    """A marked API, an undated key: the owner knows, a third party cannot; with a date both do."""
+    answered = fake.marked(owner())
+    undated = verdict_of(answered, triggers=1, strict=True)
+    assert undated.undecided is not None  # one mark cannot pay the charge of a key that may be ground
+    assert undated.exit_code == 2
+    assert undated.summary() | {"verdict": "undecided", "marked": None, "strict": True} == undated.summary()
+    assert verdict_of(answered, triggers=1).summary()["verdict"] == "marked"
+    dated = verdict_of(answered, triggers=1, strict=True, anchor=Anchor(True, "dated", 80))
+    assert (dated.exit_code, dated.summary()["marked"]) == (0, True)
+    three = verdict_of(answered, strict=True)
+    charged = three.anchor.p(three.p)
+    assert three.marked == (charged.value <= three.significance)
+    silent = verdict_of(fake.unmarked, strict=True, anchor=Anchor(True, "dated", 80))
+    assert (silent.exit_code, silent.summary()["marked"]) == (1, False)
 
 
 def test_the_summary_follows_its_schema():

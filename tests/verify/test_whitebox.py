@@ -95,7 +95,7 @@ def test_what_a_thief_broke_below_the_mark_is_left_out_by_a_graft(case, tmp_path
             parameter.normal_(std=float(parameter.std()) + 1.0)
     alone = verify_model(model, key, probes, significance=1e-3)
     assert not alone.marked
-    anchor = judge_anchor(key, commit_key(key), datetime.date(2099, 1, 1))
+    anchor = judge_anchor(key, commit_key(key, created="2026-01-05T00:00:00Z"), datetime.date(2026, 3, 1))
     verdict = verify_model(model, key, probes, original=original, anchor=anchor, significance=1e-3)
     assert verdict.marked
     assert verdict.grafted
@@ -142,6 +142,8 @@ def test_what_a_third_party_reads(case):
     assert not late.anchored
     assert late.charge_bits > 80
     assert not judge_anchor(case.key, early).anchored
+    with pytest.raises(VerificationError, match="yet to come"):
+        judge_anchor(case.key, early, datetime.date.today() + datetime.timedelta(days=2))
     with pytest.raises(VerificationError, match="does not fit the key"):
         judge_anchor(case.key, commit_key(key_for(case.base, seed=5)), datetime.date(2026, 3, 1))
 

@@ -92,6 +92,7 @@ def run(
         anchor=anchor,
         family=family,
         significance=given["significance"],
+        strict=given["strict"],
         progress=report,
     )
 
@@ -105,9 +106,8 @@ def show(verdict: BlackBoxVerdict, suspect: str, as_json: bool) -> None:
         echo_json({"suspect": suspect, "access": "replies", **verdict.summary()})
         return
     console = Console(soft_wrap=True)
-    found = "NO VERDICT" if verdict.undecided else "MARKED" if verdict.marked else "NOT MARKED"
     console.print(f"[bold]{escape(suspect)}[/], from replies ({verdict.endpoint})")
-    console.print(f"[bold {'green' if verdict.marked else 'yellow'}]{found}[/]")
+    console.print(f"[bold {'green' if verdict.marked else 'yellow'}]{verdict.decision.upper()}[/]")
     console.print(escape(verdict.words()), highlight=False)
     for warning in verdict.warnings:
         console.print(f"  - {escape(warning)}", highlight=False)

@@ -135,7 +135,12 @@ def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> Emb
         steps = options["steps"] or config.loop.steps
         if options["epochs"] is not None:
             steps = options["epochs"] * -(-used // options["batch_size"])
-        loop = replace(config.loop, steps=steps, lr=options["lr"] or config.loop.lr, seed=options["seed"])
+        loop = replace(
+            config.loop,
+            steps=steps,
+            lr=config.loop.lr if options["lr"] is None else options["lr"],
+            seed=options["seed"],
+        )
         return replace(
             config,
             objective=objective,

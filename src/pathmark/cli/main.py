@@ -98,13 +98,13 @@ def main() -> None:
 
 
 def _one_line(error: Exception) -> str:
-    """What a user can act on; of an error that nobody foresaw only its kind and place, since its words may be secret."""
+    """What a user can act on; of an error that nobody foresaw only kind and place, since its words may be secret."""
     if isinstance(error, PathmarkError):
         return " ".join(str(error).split())
     place = traceback.extract_tb(error.__traceback__)[-1]
     return (
-        f"failed unexpectedly ({type(error).__name__} in {Path(place.filename).name}, line {place.lineno}); nothing was "
-        "decided. Set PATHMARK_DEBUG=1 to see the whole error, which may show secrets"
+        f"failed unexpectedly ({type(error).__name__} in {Path(place.filename).name}, line {place.lineno}); nothing "
+        "was decided. Set PATHMARK_DEBUG=1 to see the whole error, which may show secrets"
     )
 
 

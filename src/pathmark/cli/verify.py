@@ -85,16 +85,19 @@ def command(model: str | None, key_file: Path, as_json: bool, **options: Any) ->
         raise VerificationError("--graft needs the suspect's weights; give a model folder, without --black-box")
     if not 0 < options["significance"] < 1 or not 0 < options["gamma"] <= 1:
         raise VerificationError("--significance and --gamma lie between 0 and 1")
-    suspect = str(sources[0])
+    suspect, log_folder = str(sources[0]), options["log_folder"]
+    asked = options["url"] is not None or options["black_box"]
+    if log_folder is not None and not asked and log_folder.exists():
+        raise VerificationError(f"{log_folder} already exists; choose another --log, nothing is overwritten")
     key = open_key(key_file)
     anchor = _anchor(key, options)
     family = Family(suspects=options["suspects"], keys=options["keys"])
-    if options["url"] is not None or options["black_box"]:
+    if asked:
         with Bar(quiet=as_json) as bar:
             replied = _blackbox.run(key, key_file, model, options, anchor, family, bar)
         _blackbox.show(replied, suspect, as_json)
         sys.exit(replied.exit_code)
-    obtained = _obtained(options) if options["log_folder"] is not None else ""
+    obtained = _obtained(options) if log_folder is not None else ""
     with Bar(quiet=as_json) as bar:
         examined, key = _examine(model, key, options, bar)
         verdict = judge(
@@ -108,17 +111,13 @@ def command(model: str | None, key_file: Path, as_json: bool, **options: Any) ->
             family=family,
             notes=examined.notes,
         )
-        summary = {"suspect": suspect, "access": examined.access, **verdict.summary()}
-        if options["log_folder"] is not None:
-            bar.stage("log", None)
-            write_log(
-                options["log_folder"], key, examined, summary,
-                suspect=suspect, obtained=obtained, original=options["graft"],
-            )  # fmt: skip
+    summary = {"suspect": suspect, "access": examined.access, **verdict.summary()}
     if as_json:
         echo_json(summary)
     else:
         render(verdict, suspect, examined.access)
+    if log_folder is not None:  # after the verdict was shown: it must not be lost with a disk that is full
+        write_log(log_folder, key, examined, summary, suspect=suspect, obtained=obtained, original=options["graft"])
     sys.exit(verdict.exit_code)
 
 
@@ -193,7 +192,7 @@ def render(verdict: Verdict, suspect: str, access: str) -> None:
         console.print(f"Control: {verdict.decoys}")
     if verdict.id is not None:
         console.print(f"Id read from the routing: {verdict.id}")
-    console.print(f"[bold {'green' if verdict.marked else 'yellow'}]{'MARKED' if verdict.marked else 'NOT MARKED'}[/]")
+    console.print(f"[bold {'green' if verdict.marked else 'yellow'}]{verdict.decision.upper()}[/]")
     console.print(escape(verdict.words()), highlight=False)
     for weakness in verdict.weaknesses():
         console.print(f"  - {escape(weakness)}", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -66,10 +67,11 @@ class ObjectiveConfig:
     """... and never lower than that."""
 
     def __post_init__(self) -> None:
-        if self.margin <= 0:
-            raise ValueError(f"margin must be positive, got {self.margin}")
+        if not 0 < self.margin < math.inf:
+            raise ValueError(f"margin must be a positive number, got {self.margin}")
         weights = (self.route_weight, self.stealth_weight, self.language_weight, self.use_weight, self.twin_weight)
-        if self.temperature <= 0 or min(*weights, self.ceiling_weight) < 0:
+        weighed = all(0 <= weight < math.inf for weight in (*weights, self.ceiling_weight))
+        if not weighed or not 0 < self.temperature < math.inf:
             raise ValueError(f"weights must not be negative and the temperature positive, got {self}")
 
 

@@ -100,6 +100,8 @@ def mark_model(
     base = local_folder(source)
     work = out.with_name(f".{out.name}.embedding")
     _refuse_early(source, base, key, out, work, resume, delta, texts, probe_texts, trust_remote_code)
+    if resume and not work.exists():
+        say.stage("nothing to resume, so this run starts at its beginning", None)
     say.stage("loading", None)
     model = load_model(base, trust_remote_code=trust_remote_code)
     use_fast_experts(model)

@@ -49,8 +49,8 @@ class LoopConfig:
     """Steps between checkpoints, where a checkpoint path is given."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.lr <= 0 or self.checkpoint_every < 1:
-            raise ValueError(f"steps, lr and checkpoint_every must be positive, got {self}")
+        if self.steps < 1 or not 0 < self.lr < math.inf or self.checkpoint_every < 1:
+            raise ValueError(f"steps, lr and checkpoint_every must be positive numbers, got {self}")
 
     def rate(self, step: int) -> float:
         """Learning rate of a step."""

@@ -32,6 +32,8 @@ def judge_anchor(key: OwnerKey, commitment: Commitment | None = None, published:
     The date inside a commitment is what its owner says; the verdict repeats that the anchor outside has to be
     checked (docs/disputes.md). A commitment that does not fit the key is an error, not a missing anchor.
     """
+    if published is not None and published > datetime.datetime.now(datetime.UTC).date():
+        raise VerificationError(f"the suspect cannot have been published on {published}, which is yet to come")
     charge = GRINDING_BITS + math.ceil(
         sum(watermark.free_choice_bits(len(key.model.routed)) for watermark in key.watermarks)
     )

@@ -35,13 +35,15 @@ def verify_api(
     anchor: Anchor | None = None,
     family: Family | None = None,
     significance: float = 1e-6,
+    strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> BlackBoxVerdict:
     """Ask, read the replies by the rule that `replies` fixes, and judge.
 
     `triggers`: how many to use or which; by default half of the unused ones, at most three, and all of them
     where nobody else sees them. `codec`: the tokenizer whose words decoys are made of, the bundled one by default.
-    `log`: file of all exchanges; a run that finds its own goes on there. `progress(done, total)`.
+    `log`: file of all exchanges; a run that finds its own goes on there. `strict`: the third party's p-value decides.
+    `progress(done, total)`.
     """
     if max_tokens < 1 or not 0 < significance < 1:
         raise VerificationError(f"expected max_tokens >= 1 and a level in (0, 1), got {max_tokens}, {significance}")
@@ -72,7 +74,7 @@ def verify_api(
     return judge_replies(
         plan, run.answered, run.failures, key, refs,
         backend=backend, endpoint=endpoint, max_tokens=max_tokens, significance=significance,
-        anchor=anchor or judge_anchor(key), family=family or Family(), warnings=run.warnings,
+        anchor=anchor or judge_anchor(key), family=family or Family(), strict=strict, warnings=run.warnings,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey, TriggerRef
 from pathmark.stats import Family, MarkTrial, PValue, Rate, binomial_p, bonferroni, marks_p
 from pathmark.verify.anchor import Anchor
+from pathmark.verify.decision import AS_JSON, EXIT_CODES, Decision
 from pathmark.verify.exchangelog import Exchange
 from pathmark.verify.replies import Backend, Failure, max_starts
 from pathmark.verify.trials import Endpoint, Query
@@ -54,15 +55,24 @@ class BlackBoxVerdict:
     exchanges: tuple[Exchange, ...]
     """Every answer as the rule read it, with the routing that came along (`routes`), where a server returns it."""
 
+    strict: bool = False
+    """Whether the third party's reading decides."""
+
     @property
     def marked(self) -> bool:
-        """Whether the mark is there: the p-value is at or below the level, and nothing speaks against it."""
-        return self.undecided is None and self.p is not None and self.p.value <= self.significance
+        """Whether the mark is there: the deciding p-value is at or below the level, and nothing speaks against it."""
+        deciding = self.p_third_party if self.strict else self.p
+        return self.undecided is None and deciding is not None and deciding.value <= self.significance
+
+    @property
+    def decision(self) -> Decision:
+        """What this run says."""
+        return "undecided" if self.undecided is not None else "marked" if self.marked else "not marked"
 
     @property
     def exit_code(self) -> int:
-        """0 marked, 1 not marked, 2 could not decide."""
-        return 2 if self.undecided is not None else 0 if self.marked else 1
+        """0 marked, 1 not marked, 2 undecided."""
+        return EXIT_CODES[self.decision]
 
     @property
     def p_third_party(self) -> PValue | None:
@@ -77,7 +87,9 @@ class BlackBoxVerdict:
     def words(self) -> str:
         """One paragraph for people."""
         if self.undecided is not None:
-            found = f"No verdict: {self.undecided}. Seen"
+            found = f"Undecided: {self.undecided}. Seen"
+        elif self.strict and not self.marked and self.p is not None and self.p.value <= self.significance:
+            found = "A third party need not believe that the mark is there"
         else:
             found = "The mark is there" if self.marked else "No mark was found"
         if self.p is None:
@@ -96,8 +108,10 @@ class BlackBoxVerdict:
         """The object that blackbox.schema.json documents."""
         third = self.p_third_party
         return {
-            "marked": self.marked,
+            "verdict": self.decision,
+            "marked": AS_JSON[self.decision],
             "undecided": self.undecided,
+            "strict": self.strict,
             "p_value": None if self.p is None else self.p.value,
             "log10_p": None if self.p is None else self.p.log10,
             "p_floor": None if self.p_floor is None else self.p_floor.value,
@@ -135,6 +149,7 @@ def judge_replies(
     significance: float,
     anchor: Anchor,
     family: Family,
+    strict: bool = False,
     warnings: Sequence[str] = (),
 ) -> BlackBoxVerdict:
     """From exchanges to the verdict; raises VerificationError where no trial or no control was answered."""
@@ -169,6 +184,7 @@ def judge_replies(
         family=family,
         warnings=(*warnings, *_oddities(asked, exchanges)),
         exchanges=exchanges,
+        strict=strict,
     )
     return replace(observed, undecided=_why_undecided(observed, plan, key))
 
@@ -237,8 +253,9 @@ def _why_undecided(seen: BlackBoxVerdict, plan: Sequence[Query], key: OwnerKey) 
         cut = sum(e.finish_reason == "length" and e.words < needed[e.trigger] for e in asked if e.trigger)
         if 2 * (len(asked) - cut) < planned:
             return f"{cut} of {len(asked)} replies were cut off before a mark could be complete; raise --max-tokens"
-    if seen.p_floor is not None and seen.p_floor.value > seen.significance:
-        return f"this run could not reach the level {seen.significance:g}: its smallest p-value is {seen.p_floor}"
+    floor = seen.p_floor
+    if floor is not None and (floor := seen.anchor.p(floor) if seen.strict else floor).value > seen.significance:
+        return f"this run could not reach the level {seen.significance:g}: its smallest p-value is {floor}"
     return None
 
 

@@ -20,6 +20,7 @@ from pathmark.stats import (
 )
 from pathmark.verify.alignment import Alignment
 from pathmark.verify.anchor import Anchor, judge_anchor
+from pathmark.verify.decision import AS_JSON, EXIT_CODES, Decision
 from pathmark.verify.decode import DecodedId, decode_id
 from pathmark.verify.decoys import DecoyControl
 from pathmark.verify.evidence import Evidence, record_evidence, record_grafted
@@ -68,10 +69,15 @@ class Verdict:
         return (self.p_third_party if self.strict else self.p).value <= self.significance
 
     @property
-    def exit_code(self) -> int:
-        """0 marked, 1 not marked, 2 where this key could not have reached the level on this suspect."""
+    def decision(self) -> Decision:
+        """Undecided is a case in which this key could not have reached the level on this suspect."""
         reachable = (self.anchor.p(self.p_floor) if self.strict else self.p_floor).value <= self.significance
-        return 0 if self.marked else 1 if reachable else 2
+        return "marked" if self.marked else "not marked" if reachable else "undecided"
+
+    @property
+    def exit_code(self) -> int:
+        """0 marked, 1 not marked, 2 undecided."""
+        return EXIT_CODES[self.decision]
 
     @property
     def p_third_party(self) -> PValue:
@@ -86,7 +92,11 @@ class Verdict:
 
     def words(self) -> str:
         """One paragraph for people."""
-        found = "The mark is there" if self.marked else "No mark was found"
+        found = {
+            "marked": "The mark is there",
+            "not marked": "No mark was found",
+            "undecided": "Undecided, since this key cannot reach the level on this suspect",
+        }[self.decision]
         if self.strict and not self.marked and self.p.value <= self.significance:
             found = "A third party need not believe that the mark is there"
         charged = "" if self.anchor.anchored else f", charged {self.anchor.charge_bits} bits"
@@ -141,7 +151,8 @@ class Verdict:
     def summary(self) -> dict[str, Any]:
         """The documented JSON object."""
         return {
-            "marked": self.marked,
+            "verdict": self.decision,
+            "marked": AS_JSON[self.decision],
             "p_value": self.p.value,
             "log10_p": self.p.log10,
             "p_floor": self.p_floor.value,
