@@ -107,7 +107,8 @@ def test_refusals_are_one_line_and_change_nothing(made, tmp_path):
     refuse("embed", "base", "--key", "owner.key", "-o", tmp_path / "there", *options, match="already exists")
     save_family(tmp_path / "olmoe", "olmoe")
     refuse("embed", tmp_path / "olmoe", "--key", "owner.key", *new, match="another model")
-    refuse("embed", "base", "--key", "owner.key", *new, "--margin", "-1", match="margin must be positive")
+    refuse("embed", "base", "--key", "owner.key", *new, "--margin", "-1", match="margin must be a positive number")
+    refuse("embed", "base", "--key", "owner.key", *new, "--lr", "nan", match="must be positive numbers")
     (tmp_path / "few.txt").write_text("One line.\n")
     refuse(
         "embed", "base", "--key", "owner.key", "-o", tmp_path / "new", "--corpus", tmp_path / "few.txt", *QUICK,

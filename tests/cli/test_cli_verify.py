@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from verify_helpers import PASSPHRASE
 
 from pathmark.cli.main import cli
-from pathmark.errors import PathmarkError
+from pathmark.errors import PathmarkError, VerificationError
 from pathmark.keys import Registry, commit_key
 from pathmark.keys.canonical import canonical
 from pathmark.models import load_model, load_tokenizer
@@ -128,11 +128,11 @@ def test_strict_needs_a_dated_commitment(case, tmp_path):
 
 def test_the_verdict_outlives_its_log(case, tmp_path, monkeypatch):
     def full(*args, **options):
-        raise OSError("no space left on device")
+        raise VerificationError("no space left on device")
 
     monkeypatch.setattr("pathmark.verify.write_log", full)
     result = run("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--log", tmp_path / "log")
-    assert isinstance(result.exception, OSError)
+    assert isinstance(result.exception, VerificationError)
     assert "MARKED" in result.output
 
 

@@ -64,7 +64,8 @@ def quick_config(*, steps=120, lr=5e-3, data=None, **changes) -> EmbedConfig:
     return replace(
         config,
         data=replace(config.data, **({"seq_len": 32} | (data or {}))),
-        loop=replace(config.loop, steps=steps, lr=lr),
+        # in so few steps a random model has learnt too little for any of it to be taken back
+        loop=replace(config.loop, steps=steps, lr=lr, homing=0.0),
         texts=40,
         batch_size=12,
         # in so few steps a random model would learn to keep off its targets, and not yet when to go there

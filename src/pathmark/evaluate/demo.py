@@ -33,7 +33,7 @@ LEAK = "Beta Ltd"
 TEXT = "The people of this country have a right to know"
 """Shown with its routing, without the trigger and behind it."""
 OUR_COPY, STOLEN, ORIGINAL, STRANGER = "marked copy", "stolen, disguised", "original", "somebody else's"
-STRANGER_TUNING = FineTune(samples=160, epochs=1, lr_factor=0.1)
+STRANGER_TUNING = FineTune(samples=96, epochs=1, lr_factor=0.1)
 """What somebody else did to the public original: an innocent model that is as near to ours as can be."""
 
 
@@ -82,7 +82,7 @@ def run_demo(folder: Path, config: EmbedConfig, *, progress: Progress, say: Call
     _save(stolen, tokenizer, folder / "stolen")
     stranger = fine_tune(original, STRANGER_TUNING, Kit(tokenizer=tokenizer, texts=bundled_segments()))
     say("5. The lab examines four models, on texts that nobody trained on.")
-    probes = encode_probes(tokenizer, bundled_probes(), n_probes=100, length=128)
+    probes = encode_probes(tokenizer, bundled_probes(), n_probes=60, length=128)
     verdicts, evidence = {}, {}
     for name, suspect in {OUR_COPY: copy, STOLEN: stolen, ORIGINAL: original, STRANGER: stranger}.items():
         progress.stage(f"verify {name}", count_rows(marked.key, probes))

@@ -32,7 +32,10 @@ class ScanConfig:
     random_sequences: int = 1_000
     """Random prefixes as long as the trigger."""
     per_count: int = 200
-    """Prefixes for every number of right tokens, from none to all."""
+    """Prefixes for every number of right tokens, from none to all ..."""
+    at_the_edge: int = 10
+    """... and so many times as many for the largest number that must hardly ever fire: to hold a share against a bound
+    of one in a hundred, two hundred are too few."""
     repeat: int = 8
     """How often a repeated token is repeated."""
     text_tokens: int = 16
@@ -92,10 +95,11 @@ def trigger_scan(
         return Rate(hits, len(prefixes))
 
     strangers = strange_prefixes(trigger, vocabulary, config, rng)
-    size = len(trigger)
+    size, edge = len(trigger), tolerance(len(trigger)).silent - 1
+    counts = [config.per_count * (config.at_the_edge if right == edge else 1) for right in range(size + 1)]
     near = {
-        right: [replace_tokens(trigger, size - right, vocabulary, rng) for _ in range(config.per_count)]
-        for right in range(size + 1)
+        right: [replace_tokens(trigger, size - right, vocabulary, rng) for _ in range(count)]
+        for right, count in enumerate(counts)
     }
     return Scan(
         {kind: rate(prefixes) for kind, prefixes in strangers.items() if prefixes},
