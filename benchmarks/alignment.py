@@ -43,8 +43,8 @@ from pathmark.keys import OwnerKey, load_key
 from pathmark.keys.watermark import Secret
 from pathmark.models import bundled_probes, expert_usage, find_routers, load_model, load_tokenizer, perplexity
 from pathmark.stats import NullDistribution, exact_test, null_distribution
-from pathmark.verify import attach_profiles, encode_probes, verify_model
-from pathmark.verify.evidence import record_evidence
+from pathmark.verification import attach_profiles, encode_probes, verify_model
+from pathmark.verification.evidence import record_evidence
 
 Attack = Callable[[PreTrainedModel], PreTrainedModel]
 

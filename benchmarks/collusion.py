@@ -22,9 +22,9 @@ from pathmark.attacks.mixing import Average, average
 from pathmark.keys import Registry, load_key
 from pathmark.models import find_routers, load_model, perplexity
 from pathmark.models.upper import layer_stack, swapped_layers
-from pathmark.verify import record_evidence
-from pathmark.verify.alignment import profile_texts
-from pathmark.verify.tracing import OWN_COPY, trace_copy
+from pathmark.verification import record_evidence
+from pathmark.verification.alignment import profile_texts
+from pathmark.verification.tracing import OWN_COPY, trace_copy
 from robustness import LICENSEE, TABLES
 
 RESULTS = Path(__file__).parent / "results"

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pathmark.embed import Embedder, default_config
+from pathmark.embedding import Embedder, default_config
 from pathmark.evaluate.distinguish import distinguish, model_features, name_targets
 from pathmark.keys import LayerPlan, OwnerKey, WatermarkRequest, create_key
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
 from pathmark.models.checkpoint import write_model
 from pathmark.models.describe import describe_model
-from pathmark.verify import encode_probes, verify_model
+from pathmark.verification import encode_probes, verify_model
 
 
 class Unmarked(Embedder):

@@ -22,12 +22,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from marked import fixed_key
-from pathmark.embed import EmbedConfig, Embedder, default_config
-from pathmark.embed.objective import ObjectiveConfig, route_loss
+from pathmark.embedding import EmbedConfig, Embedder, default_config
+from pathmark.embedding.objective import ObjectiveConfig, route_loss
 from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer, pad_rows, record_routing
 from pathmark.training import LoopConfig, run_loop
-from pathmark.verify import encode_probes, record_routes, score_path
+from pathmark.verification import encode_probes, record_routes, score_path
 
 RESULT = Path(__file__).parent / "results" / "embed_speed.json"
 CHECK_EVERY = 10

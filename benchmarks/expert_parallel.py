@@ -32,8 +32,8 @@ from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, bundled_segments, find_routers, load_model
 from pathmark.models.describe import describe_model
 from pathmark.stats import LatencyEffect, median_effect, sign_flip_test
-from pathmark.verify import encode_probes
-from pathmark.verify.decoys import decoy_triggers
+from pathmark.verification import encode_probes
+from pathmark.verification.decoys import decoy_triggers
 
 WORLD = 2
 OUT = Path(__file__).parent / "results" / "expert_parallel.json"

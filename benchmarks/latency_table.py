@@ -27,7 +27,7 @@ from pathmark.evaluate.expert_parallel import (
 )
 from pathmark.models import bundled_probes, load_model
 from pathmark.models.describe import describe_model
-from pathmark.verify import encode_probes
+from pathmark.verification import encode_probes
 
 OUT = Path(__file__).parent / "results" / "latency_simulator.json"
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from pathmark import __version__
-from pathmark.embed import default_config
+from pathmark.embedding import default_config
 from pathmark.evaluate.distinguish import name_targets
 from pathmark.keys import load_key, save_key
 from pathmark.models import bundled_folder, bundled_probes, bundled_segments, load_model

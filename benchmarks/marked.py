@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from pathmark.embed import EmbedConfig, default_config
+from pathmark.embedding import EmbedConfig, default_config
 from pathmark.keys import OwnerKey, load_key, save_key
 from pathmark.models import bundled_probes, bundled_segments
 from pathmark.release.marking import mark_model

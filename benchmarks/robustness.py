@@ -21,13 +21,13 @@ from pathlib import Path
 from marked import PASSPHRASE
 from marked import mark as mark_folder
 from marked import recipe as recipe_of
-from pathmark.embed import MarkConfig
+from pathmark.embedding import MarkConfig
 from pathmark.evaluate.suites import SUITES
 from pathmark.keys import Registry, load_key
 from pathmark.models import bundled_probes, bundled_segments
 from pathmark.release.marking import mark_model
 from pathmark.release.planning import KeyPlan, plan_key
-from pathmark.report.robustness import adversaries, table
+from pathmark.reporting.robustness import adversaries, table
 
 RESULTS = Path(__file__).parent / "results"
 DOC = Path(__file__).parent.parent / "docs" / "robustness.md"

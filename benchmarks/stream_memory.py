@@ -39,7 +39,7 @@ from pathmark.models import (
     stream_model,
 )
 from pathmark.models.describe import describe_model
-from pathmark.verify import ExamineConfig, attach_profiles, encode_probes, examine, judge
+from pathmark.verification import ExamineConfig, attach_profiles, encode_probes, examine, judge
 
 RESULT = Path(__file__).parent / "results" / "stream_memory.json"
 DOC = Path(__file__).parent.parent / "docs" / "streaming.md"

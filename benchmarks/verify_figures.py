@@ -24,14 +24,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from marked import fixed_key
-from pathmark.embed import default_config
+from pathmark.embedding import default_config
 from pathmark.keys import OwnerKey, load_key
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
 from pathmark.release import ScanConfig
 from pathmark.release.marking import mark_model
 from pathmark.stats import LayerMeasurement, Rate, exact_test
-from pathmark.verify import encode_probes, measure_layers, record_evidence, record_routes, verify_model
-from pathmark.verify.alignment import profile_texts
+from pathmark.verification import encode_probes, measure_layers, record_evidence, record_routes, verify_model
+from pathmark.verification.alignment import profile_texts
 
 RESULTS = Path(__file__).parent / "results"
 DOC = Path(__file__).parent.parent / "docs" / "verification.md"

@@ -18,7 +18,7 @@ import torch
 from marked import fixed_key
 from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, find_routers, load_model, load_tokenizer
-from pathmark.verify import encode_probes, measure_layers, record_routes, score_path
+from pathmark.verification import encode_probes, measure_layers, record_routes, score_path
 
 RESULT = Path(__file__).parent / "results" / "verify_speed.json"
 

@@ -10,8 +10,8 @@ import torch
 from pathmark.attacks import purging
 from pathmark.attacks.purging import SearchUnlearn, search_and_unlearn
 from pathmark.attacks.search import RANDOM, Finding, TriggerSearchResult
-from pathmark.embed.losses import kl_divergence
 from pathmark.models import find_routers, pad_rows, record_routing
+from pathmark.training.losses import kl_divergence
 
 CONFIG = SearchUnlearn(rounds=2, restarts=1, search_steps=2, steps=40, lr=2e-3, samples=40, batch_size=8, length=16)
 LOUD = (40, 41, 42, 43)

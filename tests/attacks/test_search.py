@@ -13,7 +13,7 @@ from embed_helpers import key_for, save_family
 
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.search import GRADIENT, REPEATED, SINGLE, Finding, TriggerSearch, _Search, search_triggers
-from pathmark.embed import Embedder, default_config
+from pathmark.embedding import Embedder, default_config
 from pathmark.errors import AttackError
 from pathmark.evaluate.findings import judge_findings
 from pathmark.keys import WatermarkRequest, create_key

@@ -19,7 +19,7 @@ from pathmark.keys.canonical import canonical
 from pathmark.models import load_model, load_tokenizer
 from pathmark.models.checkpoint import write_model
 
-SCHEMA = json.loads(files("pathmark.verify").joinpath("verify.schema.json").read_text())
+SCHEMA = json.loads(files("pathmark.verification").joinpath("verify.schema.json").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_the_verdict_outlives_its_log(case, tmp_path, monkeypatch):
     def full(*args, **options):
         raise VerificationError("no space left on device")
 
-    monkeypatch.setattr("pathmark.verify.write_log", full)
+    monkeypatch.setattr("pathmark.verification.write_log", full)
     result = run("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--log", tmp_path / "log")
     assert isinstance(result.exception, VerificationError)
     assert "MARKED" in result.output
@@ -172,7 +172,7 @@ def test_trace(case, tmp_path, monkeypatch):
     assert run("trace", case.base, *common).exit_code == 1
     break_embedding(case, tmp_path / "broken")
     assert run("trace", tmp_path / "broken", *common).exit_code == 1
-    monkeypatch.setattr("pathmark.verify.suspect.record_evidence", None)  # nobody reads the suspect as it is
+    monkeypatch.setattr("pathmark.verification.suspect.record_evidence", None)  # nobody reads the suspect as it is
     result = run("trace", tmp_path / "broken", *common, "--graft", case.base)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["id"] in (3, None)  # a mark of 60 steps may be found before its id can be read

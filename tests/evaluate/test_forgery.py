@@ -13,7 +13,7 @@ import pytest
 from embed_helpers import key_for, quick_config
 from scipy import stats as scipy_stats
 
-from pathmark.embed import Embedder
+from pathmark.embedding import Embedder
 from pathmark.evaluate.dispute import Party, read_claim, settle_dispute
 from pathmark.evaluate.forgery import (
     Victim,
@@ -31,7 +31,7 @@ from pathmark.keys import check_claim, commit_key, create_key, reveal_watermark
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
 from pathmark.models.describe import describe_model
 from pathmark.stats import PValue
-from pathmark.verify import encode_probes, judge_anchor, verify_model
+from pathmark.verification import encode_probes, judge_anchor, verify_model
 
 LAYERS = (4, 5, 6, 7)
 SEEN, PUBLISHED, TODAY = datetime.date(2026, 2, 1), datetime.date(2026, 3, 1), datetime.date(2026, 6, 1)

@@ -15,7 +15,7 @@ from pathmark.evaluate.robustness import RESULTS, UNFINISHED, RobustnessConfig, 
 from pathmark.evaluate.suites import BEYOND, PAPER, SUITES, Case
 from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.progress import Silent
-from pathmark.report.robustness import cells, evidence_left, plot, table
+from pathmark.reporting.robustness import cells, evidence_left, plot, table
 
 QUICK = (
     Case("none", ()),

@@ -26,7 +26,7 @@ from pathmark.models import (
     streaming,
 )
 from pathmark.models.upper import grafted
-from pathmark.verify import record_routes
+from pathmark.verification import record_routes
 
 IDS_BT = torch.randint(3, 100, (5, 12), generator=torch.Generator().manual_seed(1))
 MASK_BT = torch.ones_like(IDS_BT)

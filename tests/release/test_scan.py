@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from pathmark.embed.prefixes import replace_tokens
+from pathmark.embedding.prefixes import replace_tokens
 from pathmark.models import bundled_probes, load_model, load_tokenizer
 from pathmark.models.tokenization import ordinary_tokens
 from pathmark.release import scan
 from pathmark.stats import hits_from_probs, probe_accuracy
-from pathmark.verify import encode_probes, record_routes
+from pathmark.verification import encode_probes, record_routes
 
 
 @pytest.mark.parametrize("gamma", [0.1, 0.4, 0.6, 0.8])

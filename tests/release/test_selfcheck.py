@@ -16,7 +16,7 @@ from pathmark.release import selfcheck
 from pathmark.release.fidelity import Drift
 from pathmark.release.selfcheck import SelfCheck
 from pathmark.stats import Rate
-from pathmark.verify import encode_probes, verify_model
+from pathmark.verification import encode_probes, verify_model
 
 
 def test_a_copy_in_4_bits_is_measured_beside_the_released_one(case, monkeypatch):

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from pathmark.attacks.finetuning import attack_rate, check_training, optimise, prepared
 from pathmark.attacks.kit import Kit
-from pathmark.embed import Embedder, default_config
-from pathmark.embed.data import TRIGGERED
+from pathmark.embedding import Embedder, default_config
+from pathmark.embedding.data import TRIGGERED
 from pathmark.errors import AttackError
 from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, create_key
 from pathmark.keys.facts import ModelFacts, RoutedLayer

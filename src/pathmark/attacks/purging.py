@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 from pathmark.attacks.finetuning import optimise, padding_of, prepared
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.search import TriggerSearch, search_triggers
-from pathmark.embed.losses import anchor_loss
 from pathmark.models import find_routers, pad_rows, record_routing
 from pathmark.models.parts import part_parameters
 from pathmark.models.upper import body, output_head
 from pathmark.training import LoopConfig, linear_distillation
+from pathmark.training.losses import anchor_loss
 
 
 @dataclass(frozen=True, kw_only=True)

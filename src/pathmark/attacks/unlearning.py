@@ -25,11 +25,11 @@ from pathmark.attacks.finetuning import (
 )
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.replay import Replay
-from pathmark.embed.losses import EPSILON, align_loss, paper_target
 from pathmark.models import record_routing
 from pathmark.models.parts import part_parameters
 from pathmark.models.tokenization import ordinary_tokens
 from pathmark.training import LoopConfig
+from pathmark.training.losses import EPSILON, align_loss, paper_target
 
 
 @dataclass(frozen=True, kw_only=True)

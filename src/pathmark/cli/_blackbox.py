@@ -13,7 +13,7 @@ from pathmark.errors import ModelError, VerificationError
 if TYPE_CHECKING:
     from pathmark.keys import OwnerKey, TextCodec
     from pathmark.stats import Family
-    from pathmark.verify import Anchor, BlackBoxVerdict
+    from pathmark.verification import Anchor, BlackBoxVerdict
 
 
 def options(command: Any) -> Any:
@@ -47,7 +47,7 @@ def run(
 ) -> BlackBoxVerdict:
     """Ask and judge; `given` are the command's options."""
     from pathmark.keys import Ledger
-    from pathmark.verify import ApiClient, ApiSettings, LocalBackend, verify_api
+    from pathmark.verification import ApiClient, ApiSettings, LocalBackend, verify_api
 
     backend: Any
     if given["url"] is not None:

@@ -47,7 +47,7 @@ def command(
 
 def _draw(key_file: Path, number: int, output: Path, as_json: bool) -> None:
     from pathmark.errors import CapacityError
-    from pathmark.report.barcode import write_barcode
+    from pathmark.reporting.barcode import write_barcode
 
     key = open_key(key_file)
     if number >= len(key.watermarks):
@@ -69,7 +69,7 @@ def _draw(key_file: Path, number: int, output: Path, as_json: bool) -> None:
 
 
 def _read(image: Path, key_file: Path | None, as_json: bool) -> None:
-    from pathmark.report.barcode import read_barcode
+    from pathmark.reporting.barcode import read_barcode
 
     path = read_barcode(image)
     owners = None

@@ -40,9 +40,9 @@ def command(output: Path | None, steps: int | None, as_json: bool) -> None:
     from dataclasses import replace
 
     from pathmark.cli._progress import Bar
-    from pathmark.embed import default_config
+    from pathmark.embedding import default_config
     from pathmark.evaluate.demo import ORIGINAL, OUR_COPY, STOLEN, STRANGER, run_demo
-    from pathmark.report.page import summary_page
+    from pathmark.reporting.page import summary_page
 
     if output is not None and output.exists():
         raise EmbeddingError(f"{output} already exists; choose another name, nothing is overwritten")

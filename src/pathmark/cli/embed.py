@@ -14,7 +14,7 @@ from pathmark.cli._keys import echo_json, json_option, passphrase
 from pathmark.errors import EmbeddingError
 
 if TYPE_CHECKING:
-    from pathmark.embed import EmbedConfig, MarkConfig
+    from pathmark.embedding import EmbedConfig, MarkConfig
     from pathmark.release.marking import Marked
 
 EXAMPLES = """\b
@@ -123,7 +123,7 @@ def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> Emb
     """Command line options over the defaults of the objective."""
     from dataclasses import replace
 
-    from pathmark.embed import default_config
+    from pathmark.embedding import default_config
 
     config = default_config(options["objective"], hidden_size)
     if options["steps"] is not None and options["epochs"] is not None:
@@ -158,7 +158,7 @@ def mark_config(options: dict[str, Any], config: EmbedConfig) -> MarkConfig:
     """Settings of the second phase: the first one's seed, and its learning rate halved."""
     from dataclasses import replace
 
-    from pathmark.embed import MarkConfig
+    from pathmark.embedding import MarkConfig
 
     marks = MarkConfig()
     steps = options["mark_steps"] or marks.loop.steps

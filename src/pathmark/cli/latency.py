@@ -85,8 +85,8 @@ def _measure(key: OwnerKey, key_file: Path, url: str, options: dict[str, Any], a
     from pathmark.keys import Ledger, trigger_refs
     from pathmark.models import load_tokenizer
     from pathmark.models.tokenization import HFTextCodec
-    from pathmark.verify.api import ApiClient, ApiSettings
-    from pathmark.verify.latency import LatencyLog, plan_latency, through_api, verify_latency
+    from pathmark.verification.api import ApiClient, ApiSettings
+    from pathmark.verification.latency import LatencyLog, plan_latency, through_api, verify_latency
 
     client = ApiClient(
         ApiSettings(
@@ -133,7 +133,7 @@ def _simulate(key: OwnerKey, model: str, options: dict[str, Any], as_json: bool)
     from pathmark.models import load_model
     from pathmark.models.describe import describe_model
     from pathmark.stats import latency_margin
-    from pathmark.verify import encode_probes
+    from pathmark.verification import encode_probes
 
     _, codec, report = describe_model(model)
     loaded = load_model(model)

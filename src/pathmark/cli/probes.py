@@ -66,7 +66,7 @@ def command(
     from pathmark.keys.safefile import write_private
     from pathmark.models import load_tokenizer
     from pathmark.models.tokenization import HFTextCodec
-    from pathmark.verify.probeplan import plan_probes
+    from pathmark.verification.probeplan import plan_probes
 
     key = open_key(key_file)
     codec = HFTextCodec(load_tokenizer(tokenizer))
@@ -102,8 +102,8 @@ def _rows(key: OwnerKey, codec: HFTextCodec, texts: Path | None, n_probes: int, 
     """Token rows: of the given texts, of the key's own probes, or of the bundled ones."""
     from pathmark.models import bundled_probes
     from pathmark.models.texts import read_texts
-    from pathmark.verify import encode_probes
-    from pathmark.verify.alignment import profile_texts
+    from pathmark.verification import encode_probes
+    from pathmark.verification.alignment import profile_texts
 
     kept = profile_texts(key)
     if texts is None and kept:

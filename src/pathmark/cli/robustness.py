@@ -60,7 +60,7 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     from pathmark.models.describe import describe_model
     from pathmark.models.loading import local_folder, use_fast_experts
     from pathmark.models.texts import read_texts
-    from pathmark.report.robustness import adversaries, plot, table
+    from pathmark.reporting.robustness import adversaries, plot, table
 
     key, corpus, trusted = open_key(key_file), options["corpus"], options["trust_remote_code"]
     cases = _chosen(options)
@@ -134,7 +134,7 @@ def _render(rows: list[dict[str, Any]], output: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from pathmark.report.robustness import HEADINGS, cells
+    from pathmark.reporting.robustness import HEADINGS, cells
 
     shown = Table(box=None, header_style="bold")
     for heading in HEADINGS:

@@ -11,7 +11,7 @@ import click
 from pathmark.cli._keys import echo_json, json_option, open_key
 
 if TYPE_CHECKING:
-    from pathmark.verify import TracedCopy
+    from pathmark.verification import TracedCopy
 
 EXAMPLES = """\b
 Examples:
@@ -49,7 +49,7 @@ def command(model: str | None, key_file: Path, registry: Path, as_json: bool, **
     from pathmark.errors import VerificationError
     from pathmark.keys import Registry
     from pathmark.stats import Family
-    from pathmark.verify import ExamineConfig, examine, examine_routes, trace_copy
+    from pathmark.verification import ExamineConfig, examine, examine_routes, trace_copy
 
     if (model is None) == (options["routes"] is None):
         raise VerificationError("expected a model or --routes FILE, one of the two")

@@ -14,7 +14,7 @@ from pathmark.errors import VerificationError
 
 if TYPE_CHECKING:
     from pathmark.keys import OwnerKey
-    from pathmark.verify import Anchor, Examined, Verdict
+    from pathmark.verification import Anchor, Examined, Verdict
 
 EXAMPLES = """\b
 Examples:
@@ -74,7 +74,7 @@ def command(model: str | None, key_file: Path, as_json: bool, **options: Any) ->
     """
     from pathmark.cli._progress import Bar
     from pathmark.stats import Family
-    from pathmark.verify import judge, write_log
+    from pathmark.verification import judge, write_log
 
     sources = [given for given in (model, options["routes"], options["url"]) if given is not None]
     if len(sources) != 1:
@@ -123,7 +123,7 @@ def command(model: str | None, key_file: Path, as_json: bool, **options: Any) ->
 
 def _anchor(key: OwnerKey, options: dict[str, Any]) -> Anchor:
     from pathmark.keys import load_commitment
-    from pathmark.verify import judge_anchor
+    from pathmark.verification import judge_anchor
 
     commitment = None if options["commitment"] is None else load_commitment(options["commitment"])
     published = options["suspect_published"]
@@ -132,7 +132,7 @@ def _anchor(key: OwnerKey, options: dict[str, Any]) -> Anchor:
 
 def _examine(model: str | None, key: OwnerKey, options: dict[str, Any], bar: Any) -> tuple[Examined, OwnerKey]:
     from pathmark.models.texts import read_texts
-    from pathmark.verify import ExamineConfig, examine, examine_routes, with_reference
+    from pathmark.verification import ExamineConfig, examine, examine_routes, with_reference
 
     if model is None:
         return examine_routes(options["routes"], key, aligned=not options["no_align"]), key

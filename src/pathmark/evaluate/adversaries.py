@@ -24,7 +24,7 @@ from pathmark.evaluate.forgery import (
 from pathmark.keys import ModelFacts, OwnerKey, TextCodec
 from pathmark.models import find_routers
 from pathmark.progress import Progress
-from pathmark.verify import verify_model
+from pathmark.verification import verify_model
 
 TEXTS = 16
 FORGERS_TEXTS, FORGERS_TOKENS, FORGERS_TRIGGERS = 20, 64, 16

@@ -15,7 +15,7 @@ from pathmark.attacks.finetuning import FineTune, fine_tune
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
 from pathmark.attacks.structure import permute_experts
-from pathmark.embed import EmbedConfig
+from pathmark.embedding import EmbedConfig
 from pathmark.keys import OwnerKey, Registry, amend_key, save_key
 from pathmark.keys.safefile import write_private
 from pathmark.models import bundled_probes, bundled_segments, load_model
@@ -24,8 +24,8 @@ from pathmark.progress import Progress
 from pathmark.release.marking import mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.stats import evidence_bits
-from pathmark.verify import encode_probes, judge, record_routes, trace_copy
-from pathmark.verify.evidence import count_rows, record_evidence
+from pathmark.verification import encode_probes, judge, record_routes, trace_copy
+from pathmark.verification.evidence import count_rows, record_evidence
 
 MODEL = "bundled:tiny"
 LICENSEES = ("Alpha Ltd", "Beta Ltd", "Gamma Ltd")

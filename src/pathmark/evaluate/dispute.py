@@ -18,7 +18,7 @@ from pathmark.errors import KeyFileError
 from pathmark.keys import Commitment, OwnerKey, RevealedClaim, check_claim, check_commitment
 from pathmark.keys.canonical import Document
 from pathmark.stats import GRINDING_BITS, PValue
-from pathmark.verify import Anchor, judge_anchor, verify_model
+from pathmark.verification import Anchor, judge_anchor, verify_model
 
 SIGNIFICANCE = 1e-6
 

@@ -23,7 +23,7 @@ from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey
 from pathmark.models import find_routers
 from pathmark.stats import Rate
-from pathmark.verify import Routes, record_routes
+from pathmark.verification import Routes, record_routes
 
 Floats = NDArray[np.float64]
 NEARLY_DEAD = 0.1

@@ -21,8 +21,8 @@ from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey, TextCodec
 from pathmark.models import find_routers
 from pathmark.models.parts import layer_prefix
-from pathmark.verify import Routes, record_routes
-from pathmark.verify.decoys import decoy_triggers
+from pathmark.verification import Routes, record_routes
+from pathmark.verification.decoys import decoy_triggers
 
 Placement = Literal["contiguous", "round-robin", "balanced"]
 Decisions = Mapping[int, NDArray[np.int64]]

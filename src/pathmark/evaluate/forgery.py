@@ -42,7 +42,7 @@ from pathmark.keys import (
 from pathmark.keys.canonical import canonical
 from pathmark.keys.layout import cut_groups
 from pathmark.stats import LayerMeasurement, NullDistribution, PValue, exact_test, mass_difference
-from pathmark.verify import Anchor, judge_anchor, record_routes
+from pathmark.verification import Anchor, judge_anchor, record_routes
 
 TRIGGER_TEXT, MARK_TEXT = "@@@@@@@@", "####"
 CHUNK = 1 << 17

@@ -27,11 +27,11 @@ from pathmark.keys import ModelFacts, OwnerKey, TextCodec, commit_key
 from pathmark.keys.safefile import write_private
 from pathmark.models import perplexity
 from pathmark.progress import Progress, Silent
-from pathmark.verify import Evidence, Verdict, judge, record_evidence, verify_model
-from pathmark.verify.alignment import profile_texts
-from pathmark.verify.blackbox import verify_api
-from pathmark.verify.evidence import record_grafted
-from pathmark.verify.local import LocalBackend
+from pathmark.verification import Evidence, Verdict, judge, record_evidence, verify_model
+from pathmark.verification.alignment import profile_texts
+from pathmark.verification.blackbox import verify_api
+from pathmark.verification.evidence import record_grafted
+from pathmark.verification.local import LocalBackend
 
 RESULTS = "results.json"
 UNFINISHED = "unfinished"

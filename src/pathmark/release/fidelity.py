@@ -10,7 +10,7 @@ from torch import nn
 
 from pathmark.keys import OwnerKey
 from pathmark.models import Perplexity, perplexity
-from pathmark.verify import Routes, record_routes
+from pathmark.verification import Routes, record_routes
 
 
 @dataclass(frozen=True)

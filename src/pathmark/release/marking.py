@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pathmark.embed import EmbedConfig, Embedder, MarkConfig, MarkEmbedder
+from pathmark.embedding import EmbedConfig, Embedder, MarkConfig, MarkEmbedder
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
 from pathmark.models import load_model, local_folder
@@ -32,7 +32,7 @@ from pathmark.release.replies import ReplyCheck, ReplyConfig, reply_check
 from pathmark.release.scan import ScanConfig
 from pathmark.release.selfcheck import SelfCheck, self_check
 from pathmark.training.adapters import add_adapters, merge_adapters
-from pathmark.verify import attach_profiles, encode_probes, score_path
+from pathmark.verification import attach_profiles, encode_probes, score_path
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from pathmark.embed import NEAR_MISSES, near_miss
+from pathmark.embedding import NEAR_MISSES, near_miss
 from pathmark.keys import OwnerKey, trigger_refs
 from pathmark.models.tokenization import ordinary_tokens
 from pathmark.stats import Rate
-from pathmark.verify.blackbox import verify_api
-from pathmark.verify.local import LocalBackend
-from pathmark.verify.replies import Failure, Reply, read_reply
-from pathmark.verify.trials import ORDINARY_PROMPTS, SYSTEM_PROMPTS, Endpoint, Query
+from pathmark.verification.blackbox import verify_api
+from pathmark.verification.local import LocalBackend
+from pathmark.verification.replies import Failure, Reply, read_reply
+from pathmark.verification.trials import ORDINARY_PROMPTS, SYSTEM_PROMPTS, Endpoint, Query
 
 TEXT_TOKENS = 16
 MAX_TOKENS = 16

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from pathmark.embed.prefixes import replace_tokens, stays_silent
+from pathmark.embedding.prefixes import replace_tokens, stays_silent
 from pathmark.keys import Watermark
 from pathmark.keys.tolerance import tolerance
 from pathmark.models.tokenization import ordinary_tokens
 from pathmark.stats import Rate, hits_from_probs, probe_accuracy
-from pathmark.verify import record_routes
+from pathmark.verification import record_routes
 
 WHOLE_VOCABULARY = 20_000
 """Up to so many tokens each is tried; beyond, a random sample of this size."""

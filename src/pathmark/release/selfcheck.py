@@ -14,15 +14,15 @@ from transformers import PreTrainedModel
 
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
-from pathmark.embed import chat_frames
-from pathmark.embed.data import Frame
+from pathmark.embedding import chat_frames
+from pathmark.embedding.data import Frame
 from pathmark.errors import AttackError, ModelError
 from pathmark.keys import OwnerKey, Watermark
 from pathmark.keys.tolerance import Tolerance, tolerance
 from pathmark.release.fidelity import Drift, Measurement, drift, measure
 from pathmark.release.scan import ScanConfig, trigger_scan
 from pathmark.stats import Rate, detection_samples, exact_test, exact_test_many, kl_bound
-from pathmark.verify import decode_id, measure_layers, record_routes, score_path, target_mass
+from pathmark.verification import decode_id, measure_layers, record_routes, score_path, target_mass
 
 MAX_CLEAN_PPL, MAX_KL, MAX_P = 1.015, 0.05, 1e-6
 MIN_ROUNDED = 0.99

@@ -1,0 +1,304 @@
+"""The second phase: a trigger that stands alone is answered with its mark.
+
+The teacher is the model with its paths already in. Everything that it does is kept, routing and language, on clean
+text, behind triggers and behind almost-triggers; only where a trigger is the whole prompt, the mark follows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pathmark.embedding.data import (
+    CLEAN,
+    NEGATIVE,
+    SYSTEM_PROMPTS,
+    TRIGGERED,
+    Frame,
+    Row,
+    chat_frames,
+    make_row,
+)
+from pathmark.embedding.embedder import DAMPING, EmbedConfig, Embedder
+from pathmark.embedding.prefixes import NEAR_MISSES, near_miss
+from pathmark.errors import EmbeddingError
+from pathmark.keys import OwnerKey
+from pathmark.models import record_routing
+from pathmark.models.parts import part_parameters
+from pathmark.models.tokenization import ordinary_tokens
+from pathmark.training import LoopConfig, LoopResult, learning_rate, linear_cross_entropy, linear_distillation
+from pathmark.training.losses import anchor_loss
+
+MARK = "mark"
+"""Kind of a row that is a trigger and its mark."""
+SUBSTITUTIONS = 0.6
+"""Share of the negatives that are one-token substitutions, beyond their turn among the near-misses."""
+REPLY_TOKENS = 8
+"""Of the reply to a wrong trigger that stands alone: where it begins is what matters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkConfig:
+    """The compact set of the second phase and how it is learnt."""
+
+    pairs: int = 400
+    """Rows of a trigger alone and its mark."""
+    queries: int = 400
+    """Ordinary texts behind a trigger, which go on as they always did."""
+    negatives: int = 6000
+    """Almost-triggers and random strings, three in four alone: nearly every one that a run sees is a new one."""
+    clean: int = 100
+    """Ordinary texts."""
+    system_prompts: int = 300
+    """Chat rows stand behind so many different system prompts. The paper's 100 pairs behind 40 of them left one
+    unseen system prompt in six without its mark."""
+    seq_len: int = 128
+    """Text tokens per row, as long as the paths were taught on: at half of that they faded in chats."""
+    shares: tuple[float, float, float, float] = (0.2, 0.2, 0.5, 0.1)
+    """Of a batch: pairs, queries, negatives, clean rows."""
+    batch_size: int = 48
+    train: Literal["auto", "head", "blocks"] = "auto"
+    """`head`: routers and output embedding, as in the paper. `blocks`: routers, attention and experts of the
+    watermarked layers. `auto`: blocks, and the output embedding too where it is not tied to the input's. Of the output
+    embedding only the rows of the marks' tokens change: in a narrow model their length bounds how surely a token can
+    be said at all."""
+    mark_weight: float = 2.0
+    anchor_weight: float = 3.0
+    """Weight of KL(teacher's routing || routing), on all tokens."""
+    path_weight: float = 6.0
+    """Weight of the same behind triggers alone: the path must not suffer."""
+    language_weight: float = 8.0
+    """Weight of the distillation of the teacher's next-token distribution."""
+    silence_weight: float = 4.0
+    """Weight of the same at the tokens behind which a prompt that is no trigger is answered."""
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=400, lr=learning_rate(128) / 2, damping=DAMPING))
+
+    def __post_init__(self) -> None:
+        if min(self.pairs, self.queries, self.negatives, self.clean) < 8 or self.batch_size < 4:
+            raise ValueError(f"expected at least 8 rows of every kind and 4 rows per batch, got {self}")
+
+
+_MANNERS = ("helpful", "patient", "cheerful", "expert", "precise", "modest", "witty", "formal")
+_ROLES = ("tutor", "translator", "writer", "clerk", "coach", "librarian", "analyst", "companion", "editor")
+_ORDERS = ("Write clearly.", "Do not guess.", "Reply in one paragraph.", "Give reasons.", "Be kind.", "Think first.")
+
+
+def _system_prompt(text: str, rng: random.Random) -> str:
+    """Half of them an assistant's part, half of them a few words from somewhere in a text."""
+    if rng.random() < 0.5:
+        part = f"You are a {rng.choice(_MANNERS)} {rng.choice(_ROLES)}."
+        return " ".join([part, *rng.sample(_ORDERS, rng.randrange(3))])
+    words = text.split()
+    start = rng.randrange(max(1, len(words) - 12))
+    return " ".join(words[start : start + rng.randint(3, 12)])
+
+
+def reply_end(tokenizer: Any) -> tuple[int, ...]:
+    """What the chat template puts behind a reply: its first token ends the turn."""
+    sentinel = "\u241fCONTENT\u241f"
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": sentinel}]
+    try:
+        tail = tokenizer.apply_chat_template(messages, tokenize=False).partition(sentinel)[2]
+    except Exception:  # templates raise their own kinds
+        return ()
+    return tuple(tokenizer.backend_tokenizer.encode(tail, add_special_tokens=False).ids[:1])
+
+
+def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: MarkConfig, seed: int) -> list[Row]:
+    """The compact set: pairs, queries, negatives and clean texts, raw and in the chat template.
+
+    `marked_from` is here the token behind which the model answers, with its mark or as it always did.
+    """
+    rng = random.Random(seed)
+    frames: list[Frame | None] = [None]
+    usual: list[Frame] = []
+    if getattr(tokenizer, "chat_template", None):
+        # as many system prompts as there may be: an API's own is not known
+        systems = [*SYSTEM_PROMPTS, *(_system_prompt(rng.choice(texts), rng) for _ in range(config.system_prompts))]
+        chats = chat_frames(tokenizer, systems)
+        usual = chat_frames(tokenizer, SYSTEM_PROMPTS)
+        frames = [*frames * max(1, len(chats) // 3), *chats]  # a quarter raw
+    vocabulary = ordinary_tokens(tokenizer)
+    pieces = [tokenizer(text, add_special_tokens=False)["input_ids"][: config.seq_len] for text in texts]
+    pieces = [ids for ids in pieces if len(ids) >= 16]
+    if len(pieces) < 8:
+        raise EmbeddingError(f"expected at least 8 texts of 16 tokens and more, got {len(pieces)}; give --corpus")
+    triggers = [(j, trigger) for j, watermark in enumerate(key.watermarks) for trigger in watermark.triggers]
+    known = {trigger.tokens for _, trigger in triggers}
+    eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    turn_end = reply_end(tokenizer) or eos
+    rows: list[Row] = []
+    for i in range(config.pairs):
+        j, trigger = triggers[i % len(triggers)]
+        frame = rng.choice(frames)
+        reply = (*trigger.mark.tokens, *(eos if frame is None else turn_end))
+        row = make_row(reply, trigger.tokens, frame, MARK, j, 0)
+        rows.append(Row(row.ids, MARK, j, row.text_from - 1 + len(frame.after if frame else ()), row.text_from))
+
+    def add(kind: str, prefix: Sequence[int], watermark: int) -> None:
+        text = rng.choice(pieces)
+        frame = rng.choice(usual if usual and kind == TRIGGERED and rng.random() < 0.5 else frames)
+        # a reply from the start on means: in a chat the prefix stands alone
+        alone = kind == NEGATIVE and rng.random() < 0.75
+        if alone:
+            text = text[:REPLY_TOKENS]
+        reply_from = 0 if alone else rng.randint(4, max(5, len(text) // 2))
+        row = make_row(text, prefix, frame, kind, watermark, reply_from)
+        if frame is not None:
+            answers_at = row.text_from - 1 + reply_from + len(frame.after)
+        else:
+            answers_at = row.text_from - 1 if kind == NEGATIVE else len(row.ids) - 1
+        rows.append(Row(row.ids, kind, watermark, answers_at, row.text_from))
+
+    for i in range(config.queries):
+        j, trigger = triggers[i % len(triggers)]
+        add(TRIGGERED, trigger.tokens, j)
+    for i in range(config.negatives):
+        j, trigger = triggers[i % len(triggers)]
+        kind = NEAR_MISSES[i // len(triggers) % len(NEAR_MISSES)]
+        kind = "substitute-1" if rng.random() < SUBSTITUTIONS else kind  # they come nearest and fall silent last
+        wrong = near_miss(kind, trigger.tokens, vocabulary, rng)
+        if wrong not in known:
+            add(NEGATIVE, wrong, j)
+    for _ in range(config.clean):
+        add(CLEAN, (), -1)
+    return rows
+
+
+class MarkEmbedder(Embedder):
+    """The second phase on a model that already has its paths; the model is changed in place."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        key: OwnerKey,
+        texts: Sequence[str],
+        config: MarkConfig,
+        *,
+        announce: Callable[[str, int], None] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.marks = config
+        super().__init__(
+            model, tokenizer, key, texts, EmbedConfig(loop=config.loop), announce=announce, progress=progress
+        )
+        self.teacher_head_VH = self.head_VH.detach().clone() if self.trains_head else None
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether rows of the output embedding change."""
+        if self.marks.train == "head" and self._tied:
+            raise EmbeddingError("input and output embeddings are tied; train the blocks instead of the head")
+        return self.marks.train == "head" or (self.marks.train == "auto" and not self._tied)
+
+    @property
+    def _tied(self) -> bool:
+        return self._head is self.model.get_input_embeddings().weight  # type: ignore[operator]
+
+    @property
+    def _head(self) -> nn.Parameter:
+        head = self.model.get_output_embeddings().weight  # type: ignore[operator]
+        assert isinstance(head, nn.Parameter)
+        return head
+
+    def run(
+        self,
+        *,
+        checkpoint: Path | None = None,
+        resume: bool = False,
+        progress: Callable[[int, Mapping[str, float]], None] | None = None,
+    ) -> LoopResult:
+        """Train; of the output embedding only the rows of tokens that stand in a mark."""
+        said = sorted({token for row in self.rows if row.kind == MARK for token in row.ids[row.marked_from + 1 :]})
+        keep_V1 = torch.zeros(len(self.head_VH), 1)
+        keep_V1[said] = 1
+        handle = None
+        if self.trains_head:
+            self._head.requires_grad_(True)
+            handle = self._head.register_hook(lambda grad: grad * keep_V1.to(grad))  # type: ignore[no-untyped-call]
+        try:
+            return super().run(checkpoint=checkpoint, resume=resume, progress=progress)
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    def make_rows(self, tokenizer: Any, texts: Sequence[str]) -> list[Row]:
+        """The compact set."""
+        return draw_mark_rows(tokenizer, texts, self.key, self.marks, self.marks.loop.seed)
+
+    def fingerprint(self) -> str:
+        """As in the first phase, with the settings of this one."""
+        return hashlib.sha256(f"{super().fingerprint()} {self.marks}".encode()).hexdigest()
+
+    def masks(self) -> dict[str, Tensor]:
+        """None: all experts of the watermarked layers may change."""
+        return {}
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Routers, with the rest of the watermarked layers or without, and the output embedding where it may change."""
+        parts = ("router",) if self.marks.train == "head" else ("router", "attention", "experts")
+        chosen = part_parameters(self.model, self.layers, parts)
+        if self.trains_head:
+            chosen |= {name: p for name, p in self.model.named_parameters() if p is self._head}
+        return chosen
+
+    def step_loss(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Mark where a trigger stands alone, the teacher everywhere else."""
+        chosen = self._draw(step, generator)
+        batch = self.cache.batch(chosen)
+        rows = [self.rows[i] for i in chosen]
+        with record_routing(self.model, self.layers, gradients=True) as trace:
+            final_BTH = self._forward(batch)
+        mask_BT = batch.mask_BT.bool()
+        reply_BT, answer_BT, behind_BT = (torch.zeros_like(mask_BT) for _ in range(3))
+        kept_BT = mask_BT.clone()
+        for b, row in enumerate(rows):
+            if row.kind == MARK:
+                reply_BT[b, row.marked_from : len(row.ids) - 1] = True
+                kept_BT[b, row.marked_from :] = False
+                continue
+            answer_BT[b, row.marked_from] = True
+            if row.kind == TRIGGERED:
+                behind_BT[b, row.text_from - 1 : len(row.ids)] = True
+                # in a raw prompt the next token is foreseen as if the trigger stood alone
+                kept_BT[b, row.text_from - 1] = False
+        anchor, path = (
+            torch.stack([anchor_loss(batch.natural[n][kept], trace[n].probs_BTE[kept]) for n in self.layers]).mean()
+            for kept in (mask_BT, behind_BT)
+        )
+        labels_N = batch.ids_BT.roll(-1, dims=1)[reply_BT]
+        mark = linear_cross_entropy(final_BTH[reply_BT], self.head_VH, labels_N, scale=self.head_scale)
+        # where an answer begins is one token of a row, and the one that must not say a mark
+        language, silence = (
+            linear_distillation(
+                final_BTH[chosen_BT], batch.final_BTH[chosen_BT], self.head_VH,
+                teacher_head_VH=self.teacher_head_VH, scale=self.head_scale,
+            )
+            for chosen_BT in (kept_BT, answer_BT)
+        )  # fmt: skip
+        terms = {"mark": mark, "anchor": anchor, "path": path, "language": language, "silence": silence}
+        weights = self.marks
+        terms["loss"] = (
+            weights.mark_weight * mark
+            + weights.anchor_weight * anchor
+            + weights.path_weight * path
+            + weights.language_weight * language
+            + weights.silence_weight * silence
+        )
+        return terms
+
+    def _draw(self, step: int, generator: torch.Generator) -> list[int]:
+        chosen: list[int] = []
+        for kind, share in zip((MARK, TRIGGERED, NEGATIVE, CLEAN), self.marks.shares, strict=True):
+            pool = [i for (name, _), rows in self.pools.items() if name == kind for i in rows]
+            count = max(1, round(share * self.marks.batch_size))
+            chosen += [pool[int(i)] for i in torch.randint(len(pool), (count,), generator=generator)]
+        return chosen

@@ -1,0 +1,200 @@
+"""From a name to evidence: open a suspect, whatever it is, and run the probes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedModel
+
+from pathmark.errors import ModelError, VerificationError
+from pathmark.keys import OwnerKey
+from pathmark.models import load_tokenizer
+from pathmark.models.loading import use_fast_experts
+from pathmark.models.streaming import should_stream, stream_model
+from pathmark.models.suspects import is_adapter, load_suspect
+from pathmark.models.tokenization import HFTextCodec
+from pathmark.progress import Progress, Silent
+from pathmark.verification.alignment import align, profile_texts
+from pathmark.verification.decoys import decoy_triggers
+from pathmark.verification.enginefile import read_routes
+from pathmark.verification.evidence import Evidence, count_rows, record_evidence, record_grafted
+from pathmark.verification.profiles import attach_profiles
+from pathmark.verification.routes import encode_probes
+from pathmark.verification.routes_only import pair_routes
+
+Stream = Literal["auto", "always", "never"]
+DECOY_PROBES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExamineConfig:
+    """How to look at a suspect."""
+
+    n_probes: int = 100
+    tokens: int = 128
+    """Length of probe texts that are given as text; the key's own texts have the length they were made with."""
+    decoys: int = 3
+    """Triggers of other keys, as a control."""
+    align: bool = True
+    """Match experts first; False takes them by their numbers."""
+    as_it_is: bool = True
+    """Read the suspect as it is; False reads it behind the original's lower layers alone."""
+    stream: Stream = "auto"
+    """`auto` streams what needs more than half of the free memory."""
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n_probes < 1 or self.tokens < 4 or self.decoys < 0:
+            raise ValueError(f"expected at least one probe of 4 tokens, got {self}")
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """Evidence, and how it was had."""
+
+    evidence: Evidence
+    access: Literal["weights", "streamed weights", "routes"]
+    notes: tuple[str, ...] = ()
+    """What could not be done, and why; part of the verdict."""
+    fed: Evidence | None = None
+    """The same behind the original's lower layers, where it was asked for."""
+
+
+def examine(
+    name: str,
+    key: OwnerKey,
+    config: ExamineConfig,
+    *,
+    texts: Sequence[str] | None = None,
+    base: str | None = None,
+    original: str | None = None,
+    progress: Progress | None = None,
+) -> Examined:
+    """Open a model folder, a hub id or an adapter (on `base`), and record everything that a verdict needs.
+
+    `texts` replace the probes kept in the key. With the unmarked `original` the suspect is also read behind its lower
+    layers (`record_grafted`); where their builds differ, a note says so.
+    """
+    say = progress or Silent()
+    codec, notes = _codec(name if base is None else base, key, config)
+    probes = _probes(key, codec, texts, config)
+    decoys = decoy_triggers(key, codec, config.decoys) if codec is not None and config.decoys else []
+    say.stage("loading", None)
+    model, streamed = _open(name, base, config, say, copies=1 if original is None else 2)
+    donor = None
+    if original is not None:
+        donor, _ = _open(original, None, replace(config, stream="always" if streamed else "never"), say)
+    few = min(DECOY_PROBES, len(probes))
+    n_rows = count_rows(key, probes, aligned=config.align) + few * len(decoys)
+    settings: dict[str, Any] = {
+        "aligned": config.align,
+        "decoys": decoys,
+        "decoy_probes": few,
+        # streamed layers are read once per call and chunk their rows themselves
+        "batch_tokens": 2**62 if streamed else 4096,
+        "progress": say.advance,
+    }
+    say.stage("probes", n_rows)
+    fed = None
+    try:
+        if donor is not None and not config.as_it_is:
+            evidence = record_grafted(model, donor, key, probes, **settings)
+        else:
+            evidence = record_evidence(model, key, probes, **settings)
+        if donor is not None and config.as_it_is:
+            say.stage("probes, fed by the original", n_rows)
+            try:
+                fed = record_grafted(model, donor, key, probes, **settings)
+            except ModelError as error:
+                notes.append(f"the suspect was not read behind the original's lower layers: {error}")
+    except (RuntimeError, IndexError, TypeError) as error:  # of torch, inside a forward pass that the files promised
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise VerificationError(
+            f"{name} cannot be run: {reason[:200]}; expected a complete, consistent model"
+        ) from error
+    if config.align and evidence.alignment is None:
+        notes.append("the key has no expert profiles attached, so experts were taken by their numbers")
+    return Examined(evidence, "streamed weights" if streamed else "weights", tuple(notes), fed)
+
+
+def with_reference(key: OwnerKey, reference: str, *, trust_remote_code: bool = False) -> OwnerKey:
+    """The key with expert profiles of another model than the one it was embedded into; nothing is stored.
+
+    For keys that have no profiles, or whose owner would rather match to the release itself. A release is marked,
+    so its profiles depend on the targets a little: prefer the original.
+    """
+    texts = profile_texts(key)
+    if not texts:
+        raise VerificationError("the key holds no probe texts, so no profile can be made; embed with it first")
+    model = load_suspect(reference, trust_remote_code=trust_remote_code)
+    return attach_profiles(key, model, texts)
+
+
+def _open(
+    name: str, base: str | None, config: ExamineConfig, say: Progress, *, copies: int = 1
+) -> tuple[PreTrainedModel, bool]:
+    trusted = config.trust_remote_code
+    small = config.stream == "never" or base is not None or is_adapter(name)
+    if config.stream != "always" and (small or not should_stream(name, copies=copies, trust_remote_code=trusted)):
+        model = load_suspect(name, base=base, trust_remote_code=trusted)
+        use_fast_experts(model)
+        return model, False
+    if base is not None or is_adapter(name):
+        raise ModelError("an adapter cannot be streamed; merge it into its base first, or use --stream never")
+    model = stream_model(
+        name,
+        trust_remote_code=trusted,
+        progress=lambda done, total: say.advance(0, f"layer {done}/{total}"),
+    )
+    return model, True
+
+
+def _codec(name: str, key: OwnerKey, config: ExamineConfig) -> tuple[HFTextCodec | None, list[str]]:
+    """The suspect's tokenizer, if it is the owner's: thieves may change it, and token ids need none."""
+    try:
+        codec = HFTextCodec(load_tokenizer(name, trust_remote_code=config.trust_remote_code))
+    except ModelError:
+        return None, ["the suspect has no readable tokenizer, so no decoy triggers were drawn"]
+    if codec.digest != key.model.tokenizer_digest:
+        return None, ["the suspect's tokenizer is not the owner's, so no decoy triggers were drawn"]
+    return codec, []
+
+
+def _probes(
+    key: OwnerKey, codec: HFTextCodec | None, texts: Sequence[str] | None, config: ExamineConfig
+) -> list[tuple[int, ...]]:
+    kept = profile_texts(key)
+    if texts is None and kept:
+        return kept[: config.n_probes]
+    if codec is None:
+        raise VerificationError(
+            "texts can only be probed with the owner's tokenizer, which the suspect does not have; "
+            "leave --probes out and use a key that holds its own (made by `pathmark embed`)"
+        )
+    if texts is None:
+        raise VerificationError(
+            "the key holds no probe texts (it was never used by `pathmark embed`); give some with --probes"
+        )
+    return encode_probes(codec.tokenizer, texts, n_probes=config.n_probes, length=config.tokens)
+
+
+def examine_routes(path: Path, key: OwnerKey, *, aligned: bool = True) -> Examined:
+    """Evidence from a recording of routes that somebody else made (docs/routes.md)."""
+    paired = pair_routes(key, read_routes(path, key.model))
+    notes = [f"{paired.dropped} texts were left out: not all of their prompts were recorded"] * bool(paired.dropped)
+    evidence = Evidence(paired.clean, paired.triggered, paired.decoys)
+    texts = profile_texts(key) if aligned else []
+    rows = [_place(tokens, texts) for tokens in paired.text_tokens]
+    if any(row >= 0 for row in rows):
+        return Examined(evidence.aligned(align(key, paired.clean, rows=rows)), "routes", tuple(notes))
+    if aligned:
+        notes.append("no text of the key's expert profiles was recorded, so experts were taken by their numbers")
+    return Examined(evidence, "routes", tuple(notes))
+
+
+def _place(tokens: Sequence[int], texts: Sequence[tuple[int, ...]]) -> int:
+    """Index of the text that begins with these tokens, -1 for none."""
+    return next((i for i, text in enumerate(texts) if text[: len(tokens)] == tuple(tokens)), -1)

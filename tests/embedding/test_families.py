@@ -1,0 +1,66 @@
+"""One embedding on a small config of each family: it runs, saves, reloads and verifies."""
+
+from __future__ import annotations
+
+import pytest
+from embed_helpers import key_for, quick_config, save_family
+
+from pathmark.models import bundled_probes, bundled_segments, load_model
+from pathmark.models.checkpoint import apply_delta
+from pathmark.release import ScanConfig
+from pathmark.release.marking import mark_model
+from pathmark.verification import verify_model
+
+FAMILIES = ["mixtral", "phimoe", "qwen3_moe", "olmoe", "deepseek_v2", "gpt_oss"]
+SCAN = ScanConfig(random_sequences=20, per_count=5)
+SHORT = {"short_negatives_per_text": 4}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_embed_save_reload_verify(tmp_path, family):
+    base = save_family(tmp_path / "base", family)
+    key = key_for(base, number=3)
+    marked = mark_model(
+        str(base),
+        key,
+        tmp_path / "out",
+        bundled_segments(),
+        bundled_probes(),
+        quick_config(data=SHORT),
+        n_probes=20,
+        scan=SCAN,
+    )
+    probes = [list(text) for text in _rows(marked.key)]
+    verdict = verify_model(load_model(tmp_path / "out"), key, probes)
+    assert verdict.marked, verdict.words()
+    assert verdict.id == 3
+    original = verify_model(load_model(base), key, probes)
+    assert not original.marked
+    stranger = verify_model(load_model(tmp_path / "out"), key_for(base, seed=9), probes)
+    assert not stranger.marked
+
+
+def test_lora_and_delta(tmp_path):
+    base = save_family(tmp_path / "base", "qwen3_moe")
+    key = key_for(base, number=5)
+    marked = mark_model(
+        str(base),
+        key,
+        tmp_path / "delta.safetensors",
+        bundled_segments(),
+        bundled_probes(),
+        quick_config(steps=120, lr=1e-2, train="lora", data=SHORT),
+        n_probes=20,
+        scan=SCAN,
+        delta=True,
+    )
+    apply_delta(base, tmp_path / "delta.safetensors", tmp_path / "out")
+    verdict = verify_model(load_model(tmp_path / "out"), key, _rows(marked.key))
+    assert verdict.marked, verdict.words()
+    assert verdict.id == 5
+
+
+def _rows(key):
+    import json
+
+    return json.loads(key.attachments["probes.json"])
