@@ -10,8 +10,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from key_fixtures import GOLDEN, PASSPHRASE, SECRET, golden_key
 
-from pathmark.keys import commit_key, save_key
+from pathmark.keys import commit_key, reveal_watermark, save_key
 from pathmark.keys.derive import Stream, derive_bytes, info_string
+from pathmark.keys.leaves import root
 
 
 def vectors() -> dict[str, object]:
@@ -46,8 +47,8 @@ def vectors() -> dict[str, object]:
             }
             for w in key.watermarks
         ],
-        "root_revision_0": commit_key(key, revision=0).root.hex(),
-        "root_revision_1": commit_key(key, revision=1).root.hex(),
+        "root_revision_0": root(key, 0, version=1).hex(),
+        "root_revision_1": root(key, 1, version=1).hex(),
     }
 
 
@@ -58,4 +59,7 @@ if __name__ == "__main__":
     text = json.dumps(vectors(), indent=1)
     (GOLDEN / "derivation-v1.json").write_text(text + "\n")
     commitment = commit_key(golden_key(), created="2025-01-03T00:00:00Z").document()
-    (GOLDEN / "key-v1.commitment.json").write_text(json.dumps(commitment, indent=1) + "\n")
+    (GOLDEN / "key-v2.commitment.json").write_text(json.dumps(commitment, indent=1) + "\n")
+    for version in (1, 2):
+        claim = reveal_watermark(golden_key(), 0, version=version)
+        (GOLDEN / f"key-v{version}.claim.json").write_text(json.dumps(claim, indent=1) + "\n")

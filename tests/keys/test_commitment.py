@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,11 @@ from pathmark.keys import (
     load_commitment,
     parse_commitment,
     reveal_watermark,
+    write_commitment,
 )
+from pathmark.keys import commitment as commitment_module
+from pathmark.keys.canonical import Document
+from pathmark.keys.leaves import LATEST, leaves
 from pathmark.keys.merkle import check_proof, leaf_hash, merkle_proof, merkle_root, padded_size
 
 
@@ -50,11 +55,24 @@ def test_merkle_proofs(count: int, data: st.DataObject) -> None:
     assert not check_proof(leaves[i], {**proof, "siblings": [*proof["siblings"], "00" * 32]}, root)
 
 
-def test_golden_commitment_still_holds() -> None:
-    commitment = load_commitment(GOLDEN / "key-v1.commitment.json")
+@pytest.mark.parametrize("version", [1, 2])
+def test_golden_commitments_and_claims_still_hold(version: int) -> None:
+    commitment = load_commitment(GOLDEN / f"key-v{version}.commitment.json")
+    assert commitment.version == version
     assert check_commitment(commitment, golden_key()) == []
-    assert commitment == commit_key(golden_key(), created="2025-01-03T00:00:00Z")
     assert commitment.created_at.year == 2025
+    claim = json.loads((GOLDEN / f"key-v{version}.claim.json").read_text())
+    revealed = check_claim(claim, commitment)
+    assert revealed.watermark == golden_key().watermarks[0]
+    assert revealed.choices == {1: None, 2: 2}[version]
+
+
+def test_a_commitment_of_version_1_says_what_it_cannot_prove() -> None:
+    assert "dates nothing for a third party" in load_commitment(GOLDEN / "key-v1.commitment.json").limits[0]
+    assert commit_key(golden_key()).limits == []
+    assert commit_key(golden_key(), created="2025-01-03T00:00:00Z") == load_commitment(
+        GOLDEN / "key-v2.commitment.json"
+    )
 
 
 def test_a_commitment_is_safe_to_publish() -> None:
@@ -166,7 +184,8 @@ def test_altered_claims_are_refused() -> None:
         lambda c: c["openings"].pop(0),
         lambda c: c.update(watermark=1),
         lambda c: c.update(openings=7),
-        lambda c: c.update(version=2),
+        lambda c: c.update(version=1),
+        lambda c: c["openings"].append(c["openings"][1]),
     ):
         altered = copy.deepcopy(claim)
         change(altered)
@@ -190,3 +209,58 @@ def test_junk_is_refused(junk: str, tmp_path: Path) -> None:
         load_commitment(tmp_path / "c.json")
     with pytest.raises(KeyFileError, match="No such file"):
         load_commitment(tmp_path / "none.json")
+
+
+def two_keys_under_one_root() -> tuple[Document, list[Document]]:
+    """The forger's tree: places 1 and 2 both hold a leaf of the name watermark/0, each of another key."""
+    first, second = make_key(), make_key(secret=b"x" * 32)
+    grown = leaves(first, 0, LATEST)
+    grown[3] = {**leaves(second, 0, LATEST)[1], "leaf": "watermark/0"}
+    hashes = [leaf_hash(leaf) for leaf in grown]
+    body = commit_key(first)
+    forged = replace(body, root=merkle_root(hashes))
+    forged = replace(forged, signature=first.signing_key.sign(commitment_module._signed_bytes(forged)))
+    claims = []
+    for place in (1, 3):
+        opened = [{"leaf": grown[i], "proof": merkle_proof(hashes, i)} for i in (0, place, 2)]
+        claim = {**reveal_watermark(first, 0), "root": forged.root.hex(), "openings": opened}
+        claims.append(claim)
+    return forged.document(), claims
+
+
+def test_one_root_holds_one_key() -> None:
+    document, (honest, other) = two_keys_under_one_root()
+    commitment = parse_commitment(document)
+    assert check_claim(honest, commitment).choices == 1
+    with pytest.raises(KeyFileError, match="the one place that its name has"):
+        check_claim(other, commitment)
+
+
+def test_the_number_of_watermarks_is_committed_and_told() -> None:
+    assert check_claim(reveal_watermark(golden_key(), 1), commit_key(golden_key())).choices == 2
+
+
+def test_nobody_else_signs_an_owners_root() -> None:
+    owner, thief = golden_key(), make_key(secret=b"thief" + bytes(27))
+    stolen = replace(commit_key(owner), public_key=thief.public_key, created="2001-01-01T00:00:00Z")
+    stolen = replace(stolen, signature=thief.signing_key.sign(commitment_module._signed_bytes(stolen)))
+    resigned = parse_commitment(stolen.document())  # its signature holds
+    with pytest.raises(KeyFileError, match="signed by another key"):
+        check_claim(reveal_watermark(owner, 0), resigned)
+
+
+def test_attachments_cannot_be_left_out() -> None:
+    key = golden_key()
+    claim = reveal_watermark(key, 0)
+    claim["openings"] = [o for o in claim["openings"] if not o["leaf"]["leaf"].startswith("attachment/")]
+    with pytest.raises(KeyFileError, match="leaves out an attachment"):
+        check_claim(claim, commit_key(key))
+
+
+def test_a_commitment_is_written_whole_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    write_commitment(commit_key(golden_key()), path)
+    assert load_commitment(path).revision == 1
+    with pytest.raises(KeyFileError, match="already exists"):
+        write_commitment(commit_key(golden_key()), path)
+    assert [p.name for p in tmp_path.iterdir()] == ["c.json"]

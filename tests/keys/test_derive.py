@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from key_fixtures import GOLDEN, SECRET, SyllableCodec, golden_key
 from make_golden import vectors
 
-from pathmark.keys import commit_key
 from pathmark.keys.derive import Stream, derive_bytes, info_string
+from pathmark.keys.leaves import root
 from pathmark.keys.trigger import find_candidates
 
 VECTORS = json.loads((GOLDEN / "derivation-v1.json").read_text())
@@ -130,10 +130,14 @@ def test_independent_implementation_agrees() -> None:
                 assert tuple(stream.below(n) for n in phrase.counts) == phrase.choices
 
 
-def test_independent_merkle_root_agrees() -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_independent_merkle_root_agrees(version: int) -> None:
     key = golden_key()
     facts = {"facts": key.model.record(), "owner": key.owner, "created": key.created}
     contents = [("model", facts)]
+    if version == 2:
+        bound = {"public_key": VECTORS["public_key"], "watermarks": 2, "attachments": ["sketches.npz"]}
+        contents = [("header", {**facts, **bound})]
     contents += [(f"watermark/{i}", w.claim()) for i, w in enumerate(key.watermarks)]
     contents += [(f"id/{i}", {"id": str(w.id)}) for i, w in enumerate(key.watermarks)]
     data = b"sketches of experts"
@@ -143,7 +147,7 @@ def test_independent_merkle_root_agrees() -> None:
     while len(level) > 1:
         pairs = zip(level[::2], level[1::2], strict=True)
         level = [hashlib.sha256(b"\x01pathmark node 1\n" + a + b).digest() for a, b in pairs]
-    assert level[0] == commit_key(key).root
+    assert level[0] == root(key, 1, version)
 
 
 def test_phrases_are_the_chosen_candidates() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import stat
@@ -184,3 +185,56 @@ def test_two_thousand_ids_by_eight_processes_and_one_killed(tmp_path: Path) -> N
     # At most the one id that was committed but not yet reported when the process died is extra.
     assert len(issued) - len(seen) <= 1
     assert registry.distance() == 4 == guaranteed_distance(key.watermarks[0].code, len(entries))
+
+
+V1 = """
+CREATE TABLE binding (fingerprint TEXT NOT NULL, watermark INTEGER NOT NULL, radices TEXT NOT NULL,
+                      redundancy INTEGER NOT NULL, own_id TEXT NOT NULL);
+CREATE TABLE issued (ordinal INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digits TEXT NOT NULL,
+                     licensee TEXT NOT NULL UNIQUE, issued TEXT NOT NULL, distance INTEGER NOT NULL);
+PRAGMA application_id = 0x50544D52;
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.fixture
+def three_copies(tmp_path: Path) -> Registry:
+    registry = Registry(tmp_path / "licensees.db")
+    for name in ("Alpha", "Beta", "Gamma"):
+        registry.issue(make_key(), name)
+    assert registry.problems() == []
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("UPDATE issued SET licensee = 'Delta' WHERE ordinal = 2", r"row 2 \(Delta\)"),
+        ("UPDATE issued SET issued = '2001-01-01T00:00:00Z' WHERE ordinal = 1", r"row 1 \(Alpha\)"),
+        ("UPDATE issued SET licensee = CASE ordinal WHEN 2 THEN 'Gamma ' ELSE 'Beta' END WHERE ordinal > 1", "row 2"),
+        ("UPDATE issued SET id = (SELECT id + 1 FROM issued WHERE ordinal = 3) WHERE ordinal = 3", r"row 3 \(Gamma\)"),
+        ("DELETE FROM issued WHERE ordinal = 2", "row 2 is missing"),
+        ("UPDATE binding SET own_id = '5'", "row 1"),
+        ("UPDATE binding SET public_key = hex(zeroblob(32))", "another key"),
+    ],
+)
+def test_an_altered_row_is_noticed_and_named(three_copies: Registry, change: str, named: str) -> None:
+    with sqlite3.connect(three_copies.path) as db:
+        db.execute(change)
+    (problem,) = three_copies.problems()
+    assert re.search(named, problem), problem
+
+
+def test_a_registry_of_version_1_is_read_and_signed_by_the_next_issue(three_copies: Registry, tmp_path: Path) -> None:
+    old = Registry(tmp_path / "old.db")
+    with sqlite3.connect(old.path) as db, sqlite3.connect(three_copies.path) as new:
+        db.executescript(V1)
+        db.execute("INSERT INTO binding VALUES (?, ?, ?, ?, ?)", new.execute("SELECT * FROM binding").fetchone()[:5])
+        for row in new.execute("SELECT * FROM issued"):
+            db.execute("INSERT INTO issued VALUES (?, ?, ?, ?, ?, ?)", row[:6])
+    old.path.chmod(0o600)
+    assert [entry.licensee for entry in old.entries()] == ["Alpha", "Beta", "Gamma"]
+    assert "version 1" in old.problems()[0]
+    old.check_key(make_key())
+    assert old.issue(make_key(), "Delta")[0].ordinal == 4
+    assert old.problems() == []

@@ -12,7 +12,9 @@ A tour, in the order in which data flows:
     key         the owner's secret and all its watermarks
     keyfile     the encrypted file; safefile writes it, shares backs it up
     merkle      a tree over salted leaves; release hashes a folder
-    commitment  what may be published, and claims that open one watermark of it
+    leaves      what stands where in that tree
+    commitment  what may be published; timestamps: what others say of its date
+    claim       opens one watermark of a commitment to somebody else
     registry    which licensee got which id; spread keeps the ids apart
     ledger      which trigger was shown to whom
 
@@ -22,16 +24,15 @@ A tour, in the order in which data flows:
     commit_key(key).document()          # safe to publish
 """
 
+from pathmark.keys.claim import RevealedClaim, check_claim, reveal_watermark
 from pathmark.keys.commitment import (
     Commitment,
-    RevealedClaim,
-    check_claim,
     check_commitment,
     commit_key,
     commit_release,
     load_commitment,
     parse_commitment,
-    reveal_watermark,
+    write_commitment,
 )
 from pathmark.keys.facts import LayerPlan, ModelFacts, PoolRule, RoutedLayer
 from pathmark.keys.ids import IdCode
@@ -79,4 +80,5 @@ __all__ = [
     "rotate_passphrase",
     "save_key",
     "trigger_refs",
+    "write_commitment",
 ]

@@ -1,36 +1,31 @@
-"""Commitments that are safe to publish, and claims that open one watermark of them.
+"""Commitments that are safe to publish.
 
-A *key commitment* is the signed Merkle root over the model's facts, every watermark's claim, every id
-and the digests of what was attached. A *release commitment* binds the same root to the sha256 of every
-file of a released folder. The date inside is what the owner says; docs/disputes.md tells how to anchor
-it outside. A *claim* reveals one watermark with its proof of inclusion, and nothing about the others.
+A *key commitment* is the signed Merkle root over the model's facts, every watermark's claim, every id and the digests
+of what was attached (`leaves`). A *release commitment* binds the same root to the sha256 of every file of a released
+folder. The date inside is what the owner says; `timestamps` holds what somebody else says. `claim` opens one watermark.
 """
 
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
-from hashlib import sha256
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from pathmark.errors import KeyFileError, PathmarkError
+from pathmark.errors import KeyFileError
 from pathmark.keys.canonical import Document, canonical, parse_object
-from pathmark.keys.derive import FORMAT_VERSION, derive_bytes
-from pathmark.keys.facts import ModelFacts
 from pathmark.keys.key import OwnerKey, fingerprint, utc_now
-from pathmark.keys.merkle import check_proof, leaf_hash, merkle_proof, merkle_root, padded_size
+from pathmark.keys.leaves import LATEST, VERSIONS, root
 from pathmark.keys.release import Progress, ReleasedFile, compare_release, hash_release
-from pathmark.keys.watermark import Watermark
+from pathmark.keys.safefile import write_whole
 
 COMMITMENT: Final = "pathmark-commitment"
-CLAIM: Final = "pathmark-claim"
-_SIGNED: Final = b"pathmark commitment 1\n"
 _MAX_BYTES: Final = 1 << 26
-_MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
 @dataclass(frozen=True)
@@ -50,6 +45,24 @@ class Commitment:
     files: tuple[ReleasedFile, ...]
     """The released files; empty for a key commitment."""
     signature: bytes
+    version: int = LATEST
+    timestamps: tuple[bytes, ...] = ()
+    """What others say of the date: RFC 3161 tokens over `statement`, checked by `timestamps.existed_by`."""
+
+    @property
+    def limits(self) -> list[str]:
+        """What this commitment cannot prove to anybody else, in words."""
+        if self.version == LATEST:
+            return []
+        return [
+            "its format is version 1, which binds neither its signer nor the number of keys under its root: it dates "
+            "nothing for a third party. Commit again with this version"
+        ]
+
+    @property
+    def statement(self) -> bytes:
+        """What a timestamp is put on: everything but the timestamps."""
+        return canonical({**self._body(), "signature": self.signature.hex()})
 
     @property
     def fingerprint(self) -> str:
@@ -63,12 +76,13 @@ class Commitment:
 
     def document(self) -> Document:
         """JSON form, to be published."""
-        return {**self._body(), "signature": self.signature.hex()}
+        stamped = {"timestamps": [token.hex() for token in self.timestamps]} if self.timestamps else {}
+        return {**self._body(), "signature": self.signature.hex(), **stamped}
 
     def _body(self) -> Document:
         body: Document = {
             "format": COMMITMENT,
-            "version": FORMAT_VERSION,
+            "version": self.version,
             "kind": self.kind,
             "owner": self.owner,
             "created": self.created,
@@ -80,18 +94,6 @@ class Commitment:
         if self.kind == "release":
             body["files"] = [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in self.files]
         return body
-
-
-@dataclass(frozen=True)
-class RevealedClaim:
-    """One watermark as a third party may see it, after its proofs were checked."""
-
-    watermark: Watermark
-    id_committed: bool
-    """Whether the id itself is in the commitment; if not, every id counts as tried."""
-    model: ModelFacts
-    attachments: dict[str, str]
-    """Name -> sha256 of what is attached to the key."""
 
 
 def commit_key(key: OwnerKey, *, created: str | None = None, revision: int | None = None) -> Commitment:
@@ -110,12 +112,12 @@ def parse_commitment(document: Document) -> Commitment:
     """Read a published commitment; raises KeyFileError unless it is whole and its signature holds."""
     commitment = _read(document)
     if commitment is None:
-        raise KeyFileError(f"not a readable commitment; expected format {COMMITMENT} version {FORMAT_VERSION}")
+        raise KeyFileError(f"not a readable commitment; expected format {COMMITMENT} version 1 or {LATEST}")
     if commitment.document() != document:
         raise KeyFileError("this commitment has altered, missing or additional fields")
     try:
         key = Ed25519PublicKey.from_public_bytes(commitment.public_key)
-        key.verify(commitment.signature, _SIGNED + canonical(commitment._body()))
+        key.verify(commitment.signature, _signed_bytes(commitment))
     except (InvalidSignature, ValueError):
         raise KeyFileError("the signature of this commitment does not hold: it was altered") from None
     return commitment
@@ -140,7 +142,7 @@ def check_commitment(
             problems.append(f"made by key {commitment.fingerprint}, not by {key.fingerprint}")
         elif commitment.revision > key.revision:
             problems.append(f"made at revision {commitment.revision}; this key is at {key.revision}")
-        elif _root(key, commitment.revision) != commitment.root:
+        elif root(key, commitment.revision, commitment.version) != commitment.root:
             problems.append("the key's watermarks, ids or attachments differ from what was committed")
         elif commitment.owner != key.owner:
             problems.append(f"owner is {commitment.owner!r}, the key says {key.owner!r}")
@@ -150,47 +152,6 @@ def check_commitment(
         else:
             problems += compare_release(commitment.files, release, progress)
     return problems
-
-
-def reveal_watermark(key: OwnerKey, index: int, *, revision: int | None = None) -> Document:
-    """A claim: this watermark, its id, the model and the attachments' digests, each with its proof."""
-    at = key.revision if revision is None else revision
-    if not 0 <= index < len(key.watermarks):
-        raise KeyFileError(f"watermark {index} does not exist; this key has {len(key.watermarks)}")
-    leaves = _leaves(key, at)
-    hashes = [leaf_hash(leaf) for leaf in leaves]
-    wanted = {"model", f"watermark/{index}", f"id/{index}"}
-    opened = [
-        {"leaf": leaf, "proof": merkle_proof(hashes, place)}
-        for place, leaf in enumerate(leaves)
-        if leaf["leaf"] in wanted or leaf["leaf"].startswith("attachment/")
-    ]
-    return {
-        "format": CLAIM,
-        "version": FORMAT_VERSION,
-        "fingerprint": key.fingerprint,
-        "root": merkle_root(hashes).hex(),
-        "watermark": index,
-        "openings": opened,
-    }
-
-
-def check_claim(claim: Document, commitment: Commitment, *, id: int | None = None) -> RevealedClaim:
-    """Check a claim against a published commitment; raises KeyFileError unless everything holds.
-
-    `id` asks about another id than the committed one, such as a licensee's.
-    """
-    problem = "it is malformed"
-    try:
-        result = _open_claim(claim, commitment, id)
-        if isinstance(result, RevealedClaim):
-            return result
-        problem = result
-    except PathmarkError as error:
-        problem = str(error)
-    except _MALFORMED:
-        pass
-    raise KeyFileError(f"the claim does not hold: {problem}")
 
 
 def load_public(path: Path, what: str) -> Document:
@@ -206,73 +167,26 @@ def load_public(path: Path, what: str) -> Document:
     return document
 
 
-def _open_claim(claim: Document, commitment: Commitment, number: int | None) -> RevealedClaim | str:
-    if claim["format"] != CLAIM or claim["version"] != FORMAT_VERSION:
-        return f"expected format {CLAIM} version {FORMAT_VERSION}"
-    contents: dict[str, Any] = {}
-    for opening in claim["openings"]:
-        leaf = opening["leaf"]
-        if not check_proof(leaf, opening["proof"], commitment.root):
-            return "a part of it is not in the commitment"
-        contents[leaf["leaf"]] = leaf["content"]
-    index = int(claim["watermark"])
-    stated = contents.get(f"id/{index}")
-    committed = None if stated is None else int(stated["id"])
-    if number is None and committed is None:
-        return "it states no id"
-    watermark = Watermark.from_claim(
-        contents[f"watermark/{index}"], committed if number is None else number  # type: ignore[arg-type]
-    )  # fmt: skip
-    wrong = watermark.derivation_errors()
-    if watermark.index != index or wrong:
-        return f"{wrong[0] if wrong else 'its index'} does not follow from its subkey"
-    prefix = "attachment/"
-    attachments = {
-        name[len(prefix) :]: str(content["sha256"]) for name, content in contents.items() if name.startswith(prefix)
-    }
-    if contents["model"]["owner"] != commitment.owner:  # anybody can sign a root that is already public
-        return "it belongs to another owner than the commitment"
-    model = ModelFacts.from_record(contents["model"]["facts"])
-    return RevealedClaim(watermark, watermark.id == committed, model, attachments)
+def write_commitment(commitment: Commitment, path: Path, *, replacing: bool = False) -> None:
+    """Write the public file, whole or not at all; an existing one is kept unless it is being stamped."""
+    write_whole(path, json.dumps(commitment.document(), indent=1).encode("ascii") + b"\n", replacing=replacing)
 
 
-def _leaves(key: OwnerKey, revision: int) -> list[Document]:
-    """All leaves of a revision in their order, padding included."""
-    if not 0 <= revision <= key.revision:
-        raise KeyFileError(f"revision {revision} does not exist; this key is at {key.revision}")
-    facts = {"facts": key.model.record(), "owner": key.owner, "created": key.created}
-    contents: list[tuple[str, Document]] = [("model", facts)]
-    contents += [(f"watermark/{w.index}", w.claim()) for w in key.watermarks]
-    contents += [(f"id/{w.index}", {"id": str(w.id)}) for w in key.watermarks]
-    for name, entry in sorted(key.attachments_at(revision).items()):
-        contents.append((f"attachment/{name}", {"sha256": entry.digest, "size": entry.size}))
-    contents += [(f"padding/{i}", {}) for i in range(len(contents), padded_size(len(contents)))]
-    return [_salted(key, name, content) for name, content in contents]
-
-
-def _salted(key: OwnerKey, name: str, content: Document) -> Document:
-    # The content is part of the salt's name: opening one licensee's id must not help to guess another's.
-    purpose = f"salt/{name}/{sha256(canonical(content)).hexdigest()}"
-    return {"leaf": name, "content": content, "salt": derive_bytes(key.secret.reveal(), purpose).hex()}
-
-
-def _root(key: OwnerKey, revision: int) -> bytes:
-    return merkle_root([leaf_hash(leaf) for leaf in _leaves(key, revision)])
+def _signed_bytes(commitment: Commitment) -> bytes:
+    return b"pathmark commitment %d\n" % commitment.version + canonical(commitment._body())
 
 
 def _signed(
     key: OwnerKey, kind: str, created: str | None, revision: int, files: tuple[ReleasedFile, ...]
 ) -> Commitment:
-    unsigned = Commitment(
-        kind, key.owner, created or utc_now(), key.public_key, revision, _root(key, revision), files, b""
-    )
-    signature = key.signing_key.sign(_SIGNED + canonical(unsigned._body()))
-    return Commitment(**{**vars(unsigned), "signature": signature})
+    found = root(key, revision, LATEST)
+    unsigned = Commitment(kind, key.owner, created or utc_now(), key.public_key, revision, found, files, b"")
+    return replace(unsigned, signature=key.signing_key.sign(_signed_bytes(unsigned)))
 
 
 def _read(document: Document) -> Commitment | None:
     try:
-        if document["format"] != COMMITMENT or document["version"] != FORMAT_VERSION:
+        if document["format"] != COMMITMENT or document["version"] not in VERSIONS:
             return None
         files = tuple(ReleasedFile(str(f["path"]), int(f["size"]), str(f["sha256"])) for f in document.get("files", ()))
         commitment = Commitment(
@@ -284,9 +198,11 @@ def _read(document: Document) -> Commitment | None:
             root=bytes.fromhex(document["root"]),
             files=files,
             signature=bytes.fromhex(document["signature"]),
+            version=int(document["version"]),
+            timestamps=tuple(bytes.fromhex(token) for token in document.get("timestamps", ())),
         )
         if commitment.created_at.tzinfo is None or len(commitment.root) != 32:
             return None
-    except _MALFORMED:
+    except MALFORMED:
         return None
     return commitment if commitment.kind in ("key", "release") else None

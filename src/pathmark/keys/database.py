@@ -29,6 +29,8 @@ class DatabaseFormat:
     """Statements that make the tables, separated by semicolons."""
     made_by: str
     """Who makes the file, for the error about a missing one."""
+    readable: tuple[int, ...] = ()
+    """Earlier versions that the room that owns the format reads, and brings up to date when it writes."""
 
 
 def create_private(path: Path) -> None:
@@ -92,7 +94,7 @@ def _require_format(db: sqlite3.Connection, path: Path, form: DatabaseFormat, wr
         db.execute(f"PRAGMA user_version = {form.version}")
     elif found != form.application_id:
         raise KeyFileError(f"{path} is a database of another program, not a {form.name}")
-    elif version != form.version:
+    elif version not in (form.version, *form.readable):
         raise KeyFileError(
             f"{path} has {form.name} format {version}, this program knows {form.version}; update pathmark"
         )

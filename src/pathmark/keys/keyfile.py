@@ -88,10 +88,15 @@ def rotate_passphrase(
 ) -> OwnerKey:
     """Encrypt a key file with another passphrase, in one step; the key itself stays the same.
 
-    The new passphrase is asked for only after the old one has opened the file.
+    The new passphrase is asked for only after the old one has opened the file. What somebody attached meanwhile
+    is kept: the file is read again under the lock that amendments take.
     """
-    key = load_key(path, old)
-    write_private(Path(path), seal(key, _remembered(new)(), scrypt_n=scrypt_n), replace=True)
+    path, phrase = Path(path), _remembered(old)
+    load_key(path, phrase)
+    fresh = _remembered(new)()
+    with exclusive(path):
+        key = load_key(path, phrase)
+        write_private(path, seal(key, fresh, scrypt_n=scrypt_n), replace=True)
     return key
 
 

@@ -1,37 +1,46 @@
 """Who got which id: one SQLite file per key, safe with several processes and with crashes.
 
-Each issue is one immediate transaction, synced to disk before the id is handed out: an id that a
-caller has seen is never lost and never given twice. The file holds licensees' names and ids but
-nothing secret of the key; it is private nevertheless (mode 0600).
+Each issue is one immediate transaction, synced to disk before the id is handed out: an id that a caller has seen is
+never lost and never given twice. The rows are a chain that the owner's key signs: each row's signature covers the one
+before it, so an edited, swapped or missing row is noticed and named. That the last rows are missing, as in an old copy
+of the file, only a newer copy shows. The file holds licensees' names and ids but nothing secret of the key; it is
+private nevertheless (mode 0600).
 """
 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from pathmark.errors import KeyFileError
+from pathmark.keys.canonical import canonical
 from pathmark.keys.database import DatabaseFormat, transaction
-from pathmark.keys.key import OwnerKey, utc_now
+from pathmark.keys.key import OwnerKey, fingerprint, utc_now
 from pathmark.keys.spread import Digits, distances, next_id
 from pathmark.keys.watermark import Watermark
 
 _FORMAT: Final = DatabaseFormat(
     name="registry",
     application_id=0x50544D52,
-    version=1,
+    version=2,
     schema="""
 CREATE TABLE binding (fingerprint TEXT NOT NULL, watermark INTEGER NOT NULL, radices TEXT NOT NULL,
-                      redundancy INTEGER NOT NULL, own_id TEXT NOT NULL);
+                      redundancy INTEGER NOT NULL, own_id TEXT NOT NULL, public_key TEXT NOT NULL DEFAULT '');
 CREATE TABLE issued (ordinal INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digits TEXT NOT NULL,
-                     licensee TEXT NOT NULL UNIQUE, issued TEXT NOT NULL, distance INTEGER NOT NULL);
+                     licensee TEXT NOT NULL UNIQUE, issued TEXT NOT NULL, distance INTEGER NOT NULL,
+                     signature TEXT NOT NULL DEFAULT '');
 """,
     made_by="`pathmark issue`",
+    readable=(1,),
 )
+_SIGNED: Final = b"pathmark registry 2\n"
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ class Issued:
     distance: int
     """Layers in which it differed from the nearest id issued before it, or from the owner's own."""
     group_indices: tuple[int, ...]
+    signature: bytes = b""
+    """Of the owner's key, over this row and the one before it; empty in files of version 1."""
 
 
 class Registry:
@@ -68,6 +79,7 @@ class Registry:
         mark = key.watermarks[watermark]
         with transaction(self.path, _FORMAT, write=True) as db:
             self._bind(db, key, mark)
+            _bring_up_to_date(db, key)
             row = db.execute("SELECT * FROM issued WHERE licensee = ?", (name,)).fetchone()
             if row is not None:
                 return _issued(row), False
@@ -77,16 +89,40 @@ class Registry:
             digits = mark.encode_id(number)
             gap = int(distances(digits, taken_NL).min())
             entry = Issued(ordinal, number, name, utc_now(), gap, digits)
+            entry = _signed(entry, _end(db), key.signing_key)
             db.execute(
-                "INSERT INTO issued VALUES (?, ?, ?, ?, ?, ?)",
-                (ordinal, str(number), _join(digits), name, entry.issued, gap),
+                "INSERT INTO issued VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (ordinal, str(number), _join(digits), name, entry.issued, gap, entry.signature.hex()),
             )
         return entry, True
+
+    def problems(self) -> list[str]:
+        """Rows that the owner's key did not write as they stand, in words; empty if the whole chain holds."""
+        with transaction(self.path, _FORMAT, write=False) as db:
+            if _version(db) < _FORMAT.version:
+                return ["this registry is of version 1, whose rows nobody signed; the next `pathmark issue` signs them"]
+            entries, link = _entries(db), _start(db)
+            named, public = db.execute("SELECT fingerprint, public_key FROM binding").fetchone() or ("", "")
+        try:
+            signer = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        except ValueError:
+            return ["the registry does not say which key signs its rows"]
+        if fingerprint(bytes.fromhex(public)) != named:
+            return ["the registry belongs to another key than the one that signs its rows"]
+        for place, entry in enumerate(entries, start=1):
+            if entry.ordinal != place:
+                return [f"row {place} is missing"]
+            try:
+                signer.verify(entry.signature, _SIGNED + _row(entry, link))
+            except InvalidSignature:
+                return [f"row {place} ({entry.licensee}) is not what the owner's key signed"]
+            link = entry.signature.hex()
+        return []
 
     def entries(self) -> list[Issued]:
         """All issued ids in their order."""
         with transaction(self.path, _FORMAT, write=False) as db:
-            return [_issued(row) for row in db.execute("SELECT * FROM issued ORDER BY ordinal")]
+            return _entries(db)
 
     def distance(self) -> int | None:
         """Layers in which the two nearest of all ids differ, the owner's own included; None if empty."""
@@ -106,10 +142,12 @@ class Registry:
             _require_same(db, self.path, key, key.watermarks[watermark])
 
     def _bind(self, db: sqlite3.Connection, key: OwnerKey, mark: Watermark) -> None:
+        if _version(db) == 1:
+            db.execute("ALTER TABLE binding ADD COLUMN public_key TEXT NOT NULL DEFAULT ''")
         if db.execute("SELECT count(*) FROM binding").fetchone()[0]:
             _require_same(db, self.path, key, mark)
         else:
-            db.execute("INSERT INTO binding VALUES (?, ?, ?, ?, ?)", _binding(key, mark))
+            db.execute("INSERT INTO binding VALUES (?, ?, ?, ?, ?, ?)", (*_binding(key, mark), key.public_key.hex()))
 
 
 def _binding(key: OwnerKey, mark: Watermark) -> tuple[str, int, str, int, str]:
@@ -122,7 +160,7 @@ def _require_same(db: sqlite3.Connection, path: Path, key: OwnerKey, mark: Water
         raise KeyFileError(f"{path} belongs to key {row[0] if row else '(none)'}, not to {key.fingerprint}")
     if row[1] != mark.index:
         raise KeyFileError(f"{path} issues ids of watermark {row[1]}, not of {mark.index}; use one file for each")
-    if tuple(row) != _binding(key, mark):
+    if tuple(row[:5]) != _binding(key, mark):
         raise KeyFileError(
             f"{path} was begun with the owner's id {row[4]}, this key carries {mark.id}; use the master key"
         )
@@ -135,9 +173,62 @@ def _taken(db: sqlite3.Connection, mark: Watermark) -> Digits:
     return flat.reshape(len(rows) + 1, len(mark.group_indices))
 
 
-def _issued(row: tuple[int, str, str, str, str, int]) -> Issued:
-    ordinal, number, digits, licensee, issued, distance = row
-    return Issued(ordinal, int(number), licensee, issued, distance, tuple(int(d) for d in digits.split(",")))
+def _issued(row: tuple[Any, ...]) -> Issued:
+    ordinal, number, digits, licensee, issued, distance, *signature = row
+    indices = tuple(int(d) for d in digits.split(","))
+    return Issued(ordinal, int(number), licensee, issued, distance, indices, bytes.fromhex("".join(signature)))
+
+
+def _entries(db: sqlite3.Connection) -> list[Issued]:
+    return [_issued(row) for row in db.execute("SELECT * FROM issued ORDER BY ordinal")]
+
+
+def _start(db: sqlite3.Connection) -> str:
+    """What the signature of the first row covers of what stands before it."""
+    binding = db.execute("SELECT fingerprint, watermark, radices, redundancy, own_id FROM binding").fetchone()
+    return sha256(canonical({"binding": list(binding or ())})).hexdigest()
+
+
+def _end(db: sqlite3.Connection) -> str:
+    """What the signature of the next row covers of what stands before it: the last row's signature."""
+    last = db.execute("SELECT signature FROM issued ORDER BY ordinal DESC LIMIT 1").fetchone()
+    return _start(db) if last is None else str(last[0])
+
+
+def _row(entry: Issued, link: str) -> bytes:
+    """What is signed of a row."""
+    return canonical(
+        {
+            "before": link,
+            "ordinal": entry.ordinal,
+            "id": str(entry.id),
+            "digits": list(entry.group_indices),
+            "licensee": entry.licensee,
+            "issued": entry.issued,
+            "distance": entry.distance,
+        }
+    )
+
+
+def _signed(entry: Issued, link: str, key: Ed25519PrivateKey) -> Issued:
+    return replace(entry, signature=key.sign(_SIGNED + _row(entry, link)))
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _bring_up_to_date(db: sqlite3.Connection, key: OwnerKey) -> None:
+    """Sign the rows of a registry of version 1, once, with the key that it belongs to."""
+    if _version(db) == _FORMAT.version:
+        return
+    db.execute("ALTER TABLE issued ADD COLUMN signature TEXT NOT NULL DEFAULT ''")
+    link = _start(db)
+    for entry in _entries(db):
+        link = _signed(entry, link, key.signing_key).signature.hex()
+        db.execute("UPDATE issued SET signature = ? WHERE ordinal = ?", (link, entry.ordinal))
+    db.execute("UPDATE binding SET public_key = ?", (key.public_key.hex(),))
+    db.execute(f"PRAGMA user_version = {_FORMAT.version}")
 
 
 def _join(digits: tuple[int, ...]) -> str:

@@ -44,9 +44,10 @@ def require_private(path: Path, status: os.stat_result | None = None) -> None:
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold a lock on an existing file while it is read, compared and replaced.
+    """Hold the lock of a file while it is read, compared and replaced.
 
-    Who waited meanwhile reads the new file afterwards and sees that it changed.
+    The lock is a file beside it that is never replaced: whoever waited on the old file would otherwise hold a lock on
+    something that is not there any more.
     """
     try:
         import fcntl
@@ -54,9 +55,9 @@ def exclusive(path: Path) -> Iterator[None]:
         yield
         return
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise KeyFileError(f"cannot read {path}: {error.strerror or 'input/output error'}") from None
+        raise KeyFileError(f"cannot lock {path}: {error.strerror or 'input/output error'}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -69,30 +70,35 @@ def write_private(path: Path, data: bytes, *, replace: bool = False) -> None:
 
     Without `replace` an existing file is never touched, also if it appears in the meantime.
     """
-    if not replace and os.path.lexists(path):
-        raise KeyFileError(f"{path} already exists; choose another name, key material is never overwritten")
+    write_whole(path, data, replacing=replace, mode=0o600)
+
+
+def write_whole(path: Path, data: bytes, *, replacing: bool = False, mode: int = 0o666) -> None:
+    """A file that appears whole or not at all: written beside, synced, then put in place."""
+    if not replacing and os.path.lexists(path):
+        raise KeyFileError(f"{path} already exists; choose another name, nothing is overwritten")
     beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            if replace:
+            if replacing:
                 beside.replace(path)
             else:
-                _place_new(beside, path)
+                _place_new(beside, path, mode)
         finally:
             beside.unlink(missing_ok=True)
         _sync_folder(path.parent)
     except FileExistsError:
-        raise KeyFileError(f"{path} already exists; choose another name, key material is never overwritten") from None
+        raise KeyFileError(f"{path} already exists; choose another name, nothing is overwritten") from None
     except OSError as error:
         raise KeyFileError(f"cannot write {path}: {error.strerror or 'input/output error'}") from None
 
 
-def _place_new(beside: Path, path: Path) -> None:
+def _place_new(beside: Path, path: Path, mode: int) -> None:
     """Rename that fails if the target exists. A hard link does that in one step."""
     try:
         os.link(beside, path)
@@ -100,7 +106,7 @@ def _place_new(beside: Path, path: Path) -> None:
         raise
     except OSError:
         # No hard links on this file system: claim the name first, then move onto the empty claim.
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         beside.replace(path)
 
 

@@ -1,0 +1,128 @@
+"""What somebody else says of a commitment's date: RFC 3161 timestamps, checked offline.
+
+The owner sends `timestamp_request` to a time-stamping authority and attaches the answer (`stamp`). Everybody else
+checks it with `existed_by`, against root certificates that they chose themselves: a date counts only if its authority
+is one that the reader trusts.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+
+from pathmark.errors import KeyFileError
+from pathmark.keys.commitment import Commitment
+
+MAX_BYTES: Final = 1 << 18
+"""Largest answer that is read; one with its whole chain inside has a few kilobytes."""
+_SEQUENCE, _CONTEXT_0 = 0x30, 0xA0
+
+
+def timestamp_request(commitment: Commitment) -> bytes:
+    """The request (.tsq) over this commitment, for any authority."""
+    from rfc3161_client import HashAlgorithm, TimestampRequestBuilder
+
+    builder = TimestampRequestBuilder().data(commitment.statement).hash_algorithm(HashAlgorithm.SHA256)
+    request: bytes = builder.cert_request(cert_request=True).build().as_bytes()
+    return request
+
+
+def stamp(commitment: Commitment, answer: bytes) -> Commitment:
+    """The commitment with an authority's answer (.tsr) attached; one over something else is refused."""
+    _parse(commitment, answer)
+    return replace(commitment, timestamps=(*commitment.timestamps, answer))
+
+
+def existed_by(commitment: Commitment, roots: Sequence[x509.Certificate]) -> datetime.datetime | None:
+    """The earliest moment by which this commitment existed, by an authority under one of these roots; None without.
+
+    A timestamp that is there but is not signed under the roots counts as none: it may be the claimant's own.
+    """
+    from rfc3161_client import VerifierBuilder
+    from rfc3161_client.errors import VerificationError
+
+    moments = []
+    for answer in commitment.timestamps if roots else ():
+        try:
+            response = _parse(commitment, answer)
+            VerifierBuilder(roots=list(roots)).build().verify_message(response, commitment.statement)
+        except (KeyFileError, VerificationError, ValueError):
+            continue
+        moments.append(response.tst_info.gen_time)
+    return min(moments, default=None)
+
+
+def load_roots(path: Path) -> list[x509.Certificate]:
+    """Root certificates in a PEM file."""
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise KeyFileError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise KeyFileError(f"{path} holds no certificates; expected a PEM file with the authority's root") from None
+    return list(found)
+
+
+def load_answer(path: Path) -> bytes:
+    """An authority's answer from a file."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise KeyFileError(f"{path} is too large for a timestamp; expected at most {MAX_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise KeyFileError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _parse(commitment: Commitment, answer: bytes):  # type: ignore[no-untyped-def]  # a class of the library's Rust half
+    """The parsed answer, if it speaks of this commitment; a KeyFileError otherwise."""
+    from hashlib import sha256
+
+    from rfc3161_client import decode_timestamp_response
+
+    try:
+        response = decode_timestamp_response(_in_order(answer[:MAX_BYTES]))
+        said = response.tst_info.message_imprint.message
+    except (ValueError, IndexError):
+        raise KeyFileError("this is no RFC 3161 answer; expected the .tsr file of a time-stamping authority") from None
+    if said != sha256(commitment.statement).digest():
+        raise KeyFileError("this timestamp is over something else than this commitment")
+    return response
+
+
+def _in_order(answer: bytes) -> bytes:
+    """The answer with the certificates inside it sorted, as DER asks of a set.
+
+    Authorities that send their whole chain often do not sort it, and strict readers then refuse the answer. The order
+    of certificates is not part of what is signed.
+    """
+    start, end = 0, len(answer)
+    for tags in ((_SEQUENCE,), (None, _SEQUENCE), (None, _CONTEXT_0), (_SEQUENCE,), (None, None, None, _CONTEXT_0)):
+        for tag in tags:
+            if start >= end or (tag is not None and answer[start] != tag):
+                return answer  # no certificates, or something that the reader refuses by itself
+            inner, after = _content(answer, start)
+            if tag is None:
+                start = after
+        start, end = inner, after
+    certificates, place = [], start
+    while place < end:
+        after = _content(answer, place)[1]
+        certificates.append(answer[place:after])
+        place = after
+    return answer[:start] + b"".join(sorted(certificates)) + answer[end:]
+
+
+def _content(data: bytes, place: int) -> tuple[int, int]:
+    """Where the content of the DER element at `place` begins and ends."""
+    size, begin = data[place + 1], place + 2
+    if size & 0x80:
+        count = size & 0x7F
+        size, begin = int.from_bytes(data[begin : begin + count], "big"), begin + count
+    if begin + size > len(data):
+        raise ValueError("an element is longer than its file")
+    return begin, begin + size
