@@ -35,6 +35,10 @@ class Attacked:
     """The thief's own key, where it embedded one."""
 
 
+Run = Callable[[PreTrainedModel, C, Kit], Attacked]
+"""What every attack's function is like."""
+
+
 @dataclass(frozen=True)
 class Option:
     """A setting of an attack, as the command line offers it."""
@@ -52,7 +56,7 @@ class Attack(Generic[C]):
     name: str
     config: type[C]
     """Frozen dataclass whose every field is an `option`."""
-    function: Callable[[PreTrainedModel, C, Kit], Attacked]
+    function: Run[C]
     """Leaves the model that goes in alone. Its docstring says what the adversary knows and needs."""
     origin: Origin
     """In the paper, or beyond it."""
@@ -87,7 +91,7 @@ class Attack(Generic[C]):
         return self.function(model, config, kit)
 
 
-def only_model(function: Callable[[PreTrainedModel, C, Kit], PreTrainedModel]) -> Callable[..., Attacked]:
+def only_model(function: Callable[[PreTrainedModel, C, Kit], PreTrainedModel]) -> Run[C]:
     """A function that gives back nothing but the model, as an attack's."""
 
     @wraps(function)

@@ -11,7 +11,6 @@ from pathmark.errors import PathmarkError
 from pathmark.results.robustness import Measured, RobustnessResult, Row, Search, Unmeasured
 from pathmark.stats import Rate
 
-LEVEL = 1e-6
 HEADINGS = ("attack", "WSR", "exact p", "grafted: WSR, p", "id", "black box", "clean perplexity", "verdict")
 
 
