@@ -78,7 +78,7 @@ def run(recipe: str, work: Path) -> None:
     measure("the second copy", second)
     for weight in WEIGHTS:
         name = f"average, {100 * weight:.0f} % of the first"
-        measure(name, average(first, Average(weight=weight), Kit(base=second)))
+        measure(name, average(first, Average(weight=weight), Kit(original=second)))
     for layers in (marked[:1], marked[-1:], marked[:half], marked[half:], marked[::2]):
         with with_layers_of(first, second, layers) as mixed:
             measure(f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))} of the second", mixed)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from pathmark.models import bundled_probes, bundled_segments
 from pathmark.release.marking import mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.reporting.robustness import adversaries, table
+from pathmark.results import pooled, read_robustness
 
 RESULTS = Path(__file__).parent / "results"
 DOC = Path(__file__).parent.parent / "docs" / "robustness.md"
@@ -96,8 +98,8 @@ def run(name: str, number: int, work: Path, corpus: Path | None, more: list[str]
     sibling = folder / "copy" / "paths"
     command += ["--sibling", str(sibling)] if sibling.exists() else []
     subprocess.run(command, check=True, env=os.environ | {"PATHMARK_PASSPHRASE": PASSPHRASE})
-    results = json.loads((out / "results.json").read_text())
-    (RESULTS / f"robustness-{name}-{number}.json").write_text(json.dumps(results, indent=1) + "\n")
+    read_robustness(out / "results.json")
+    shutil.copyfile(out / "results.json", RESULTS / f"robustness-{name}-{number}.json")
 
 
 def render() -> None:
@@ -105,19 +107,18 @@ def render() -> None:
     parts = [MARKER, ""]
     order = {case.name: place for place, case in enumerate(SUITES["full"])}
     for name, measured in TABLES.items():
-        found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"robustness-{name}-[0-9].json"))]
+        found = pooled({f.name: read_robustness(f) for f in sorted(RESULTS.glob(f"robustness-{name}-[0-9].json"))})
         if not found:
             continue
-        rows = [row for one in found for row in one["rows"]]
-        rows.sort(key=lambda row: (order[row["case"]], row["seed"]))
+        rows = sorted((row for one in found for row in one.rows), key=lambda row: order[row.case])
         parts += [
             f"## {measured.title}",
             "",
-            f"{len(found)} key{'s' if len(found) > 1 else ''}, {found[0]['n_probes']} held-out texts each; the thief's "
-            f"text is {found[0]['corpus']}. WSR is pooled over keys, p is the worst. Intervals are 95 %.",
+            f"{len(found)} key{'s' if len(found) > 1 else ''}, {found[0].header.n_probes} held-out texts each; the "
+            f"thief's text is {found[0].corpus}. WSR is pooled over keys, p is the worst. Intervals are 95 %.",
             "",
             table(rows),
-            *(adversaries(one) for one in found if one.get("searches") or "forgery" in one),
+            *(adversaries(one) for one in found if one.searches or one.forgery is not None),
         ]
     before = DOC.read_text().partition(MARKER)[0]
     DOC.write_text(before + "\n".join(parts).rstrip() + "\n")

@@ -41,3 +41,7 @@ class AttackError(PathmarkError, ValueError):
 
 class DivergedError(AttackError):
     """A thief's training whose loss is no number any more: no model is left of it."""
+
+
+class ResultError(PathmarkError, ValueError):
+    """A result file that is foreign, damaged or does not belong with the others."""

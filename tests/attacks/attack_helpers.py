@@ -68,7 +68,7 @@ def texts_of(count=40):
 def kit_for(model, **extra):
     tokenizer = load_tokenizer("bundled:tiny") if model.config.vocab_size == 4096 else Letters()
     texts = bundled_segments()[:40] if model.config.vocab_size == 4096 else texts_of()
-    return Kit(tokenizer=tokenizer, texts=texts, **({"base": sibling(model)} | extra))
+    return Kit(tokenizer=tokenizer, texts=texts, **({"original": sibling(model)} | extra))
 
 
 @torch.no_grad()

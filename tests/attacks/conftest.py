@@ -7,13 +7,15 @@ from attack_helpers import LAYERS, TARGETS
 from embed_helpers import save_family
 
 from pathmark.attacks.kit import Kit
+from pathmark.evaluate.thief import thief_embedding
 from pathmark.models import bundled_segments, load_model, load_tokenizer
 
 
 @pytest.fixture(scope="module")
 def kit():
     texts = [" ".join(text.split()[:28]) for text in bundled_segments()[:120]]  # some 35 tokens each
-    return Kit(tokenizer=load_tokenizer("bundled:tiny"), texts=texts, layers=LAYERS, targets=TARGETS)
+    tokenizer = load_tokenizer("bundled:tiny")
+    return Kit(tokenizer=tokenizer, texts=texts, layers=LAYERS, targets=TARGETS, embed=thief_embedding)
 
 
 @pytest.fixture(scope="module")

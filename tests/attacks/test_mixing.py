@@ -31,7 +31,7 @@ def kit(stolen):
 
 def test_averages_lie_between(stolen, kit):
     after = average(stolen, Average(weight=0.75), kit)
-    other = dict(kit.base.named_parameters())
+    other = dict(kit.original.named_parameters())
     for name, (old, new) in pairs(stolen, after).items():
         assert torch.allclose(new, 0.75 * old + 0.25 * other[name], atol=1e-6), name
         assert not torch.equal(new, old)
@@ -44,12 +44,12 @@ def test_tied_and_other_shapes():
     base = copy.deepcopy(model)
     with torch.no_grad():
         base.lm_head.weight += 1.0
-    after = average(model, Average(weight=0.5), kit_for(model, base=base))
+    after = average(model, Average(weight=0.5), kit_for(model, original=base))
     assert after.lm_head.weight is after.model.embed_tokens.weight
     assert torch.allclose(after.lm_head.weight, model.lm_head.weight + 0.5, atol=1e-6)  # once, not twice
     for attack, config in [(average, Average()), (dare_ties, DareTies()), (low_rank, LowRank())]:
         with pytest.raises(AttackError, match="two models of the same shapes") as caught:
-            attack(model, config, kit_for(model, base=family("olmoe")))
+            attack(model, config, kit_for(model, original=family("olmoe")))
         assert "\n" not in str(caught.value)
         with pytest.raises(AttackError, match="needs a second model"):
             attack(model, config, Kit())
@@ -59,13 +59,13 @@ def test_correction_biases_are_mixed_too():
     model, name = family("deepseek_v3"), "model.layers.2.mlp.gate.e_score_correction_bias"
     base = copy.deepcopy(model)
     base.get_buffer(name).add_(1.0)
-    after = average(model, Average(weight=0.5), kit_for(model, base=base))
+    after = average(model, Average(weight=0.5), kit_for(model, original=base))
     assert torch.allclose(after.get_buffer(name), model.get_buffer(name) + 0.5)
 
 
 def test_dare_drops_entries_and_scales_the_rest_up(stolen, kit):
     after = dare_ties(stolen, DareTies(method="dare", density=0.25, weight=0.5, seed=3), kit)
-    other = dict(kit.base.named_parameters())
+    other = dict(kit.original.named_parameters())
     kept = total = 0
     for name, (old, new) in pairs(stolen, after).items():
         change, left = old - other[name], new - other[name]
@@ -79,7 +79,7 @@ def test_dare_drops_entries_and_scales_the_rest_up(stolen, kit):
 
 def test_ties_keeps_the_largest_changes_as_they_are(stolen, kit):
     after = dare_ties(stolen, DareTies(method="ties", density=0.2), kit)
-    other = dict(kit.base.named_parameters())
+    other = dict(kit.original.named_parameters())
     for name, (old, new) in pairs(stolen, after).items():
         change, left = old - other[name], new - other[name]
         alive = left != 0
@@ -90,7 +90,7 @@ def test_ties_keeps_the_largest_changes_as_they_are(stolen, kit):
 
 def test_the_change_has_the_rank_it_says(stolen, kit):
     after = low_rank(stolen, LowRank(rank=3), kit)
-    other = dict(kit.base.named_parameters())
+    other = dict(kit.original.named_parameters())
     seen = set()
     for name, (old, new) in pairs(stolen, after).items():
         if ".layers." in name and ".layers.2." not in name:  # one layer is enough to look at
@@ -122,7 +122,7 @@ def test_truncation_of_wide_and_tall_matrices():
 @pytest.mark.parametrize("shared", [True, False])
 def test_blocks_come_from_one_model_and_the_rest_from_the_other(stolen, kit, shared):
     after = transplant(stolen, Transplant(shared=shared), kit)
-    mine, other = dict(stolen.named_parameters()), dict(kit.base.named_parameters())
+    mine, other = dict(stolen.named_parameters()), dict(kit.original.named_parameters())
     moved = set()
     for name, tensor in after.named_parameters():
         inside = ".mlp." in name and (shared or "shared_expert" not in name)
@@ -143,12 +143,12 @@ def test_a_host_needs_the_same_blocks_only():
     config.vocab_size, config.num_key_value_heads = 200, 4
     torch.manual_seed(3)
     host = type(model)(config).eval()
-    after = transplant(model, Transplant(), Kit(base=host))
+    after = transplant(model, Transplant(), Kit(original=host))
     assert after.config.vocab_size == 200
     assert torch.equal(find_routers(after)[3].weight, find_routers(model)[3].weight)
     config.num_local_experts = 4
     with pytest.raises(AttackError, match="same shapes"):
-        transplant(model, Transplant(), Kit(base=type(model)(config)))
+        transplant(model, Transplant(), Kit(original=type(model)(config)))
     config.num_hidden_layers = 3
     with pytest.raises(AttackError, match=r"expected a second model with MoE layers \[0, 1, 2, 3\]"):
-        transplant(model, Transplant(), Kit(base=type(model)(config)))
+        transplant(model, Transplant(), Kit(original=type(model)(config)))

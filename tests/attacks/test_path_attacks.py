@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,22 +11,24 @@ from attack_helpers import LAYERS, QUICK, TARGETS, changed, inside, routers, tar
 
 from pathmark.attacks.distillation import DistillRouters, distill_routers, redraw_routers
 from pathmark.attacks.kit import Kit
-from pathmark.attacks.overwriting import Overwrite, overwrite, overwrite_with_key
+from pathmark.attacks.overwriting import Overwrite, overwrite
 from pathmark.attacks.unlearning import Unlearn, adversarial_loss, unlearn
+from pathmark.errors import AttackError, DivergedError
 from pathmark.models import (
     find_routers,
     load_model,
     pad_rows,
     perplexity,
 )
-from pathmark.training import step_generator
+from pathmark.progress import Silent
+from pathmark.training import LoopResult, step_generator
 
 
 @pytest.mark.parametrize("objective", ["anchored", "paper"])
 def test_the_thiefs_trigger_takes_the_thiefs_path(mixtral, kit, objective):
     config = Overwrite(epochs=4, samples=16, objective=objective, seed=5)
-    after, key = overwrite_with_key(mixtral, config, kit)
-    (watermark,) = key.watermarks
+    attacked = overwrite(mixtral, config, kit)
+    after, (watermark,) = attacked.model, attacked.key.watermarks
     assert tuple(watermark.layers) == LAYERS
     trigger = watermark.triggers[0].tokens
     rows = [(*trigger, *row) for row in kit.rows(20, 32, seed=9)]
@@ -42,10 +45,11 @@ def test_the_thiefs_trigger_takes_the_thiefs_path(mixtral, kit, objective):
 def test_an_epoch_is_a_pass_over_the_triggered_rows(mixtral, kit, monkeypatch):
     seen = {}
 
-    def note(model, parameters, step_loss, loop, kit, **how):
+    def note(parameters, step_loss, loop, **how):
         seen.update(embedder=step_loss.__self__, loop=loop)
+        return LoopResult(steps=loop.steps, losses={})
 
-    monkeypatch.setattr("pathmark.attacks.overwriting.optimise", note)
+    monkeypatch.setattr("pathmark.embedding.overwriting_adapter.run_loop", note)
     for objective in ("anchored", "paper"):
         overwrite(mixtral, Overwrite(epochs=3, samples=20, objective=objective, seed=2), kit)
         embedder, loop = seen["embedder"], seen["loop"]
@@ -61,13 +65,43 @@ def test_an_epoch_is_a_pass_over_the_triggered_rows(mixtral, kit, monkeypatch):
 def test_the_owners_targets_can_be_forced(mixtral, kit):
     # the paper's objective, which takes hold of a random toy model within so few steps
     config = Overwrite(epochs=10, samples=16, same_targets=True, objective="paper")
-    after, key = overwrite_with_key(mixtral, config, kit)
+    attacked = overwrite(mixtral, config, kit)
+    after, key = attacked.model, attacked.key
     assert {n: tuple(p) for n, p in key.watermarks[0].path.items()} == TARGETS
     trigger = key.watermarks[0].triggers[0].tokens
     rows = [(*trigger, *row) for row in kit.rows(20, 32, seed=9)]
     before, now = (target_mass(m, rows, TARGETS, skip=len(trigger)) for m in (mixtral, after))
     assert now > 2 * before
-    assert not changed(after, overwrite(mixtral, config, kit))
+    assert not changed(after, overwrite(mixtral, config, kit).model)
+
+
+def test_a_mark_on_top_needs_an_embedding_and_goes_on_after_an_interruption(mixtral, kit, tmp_path, monkeypatch):
+    config = Overwrite(epochs=2, samples=16, objective="paper")
+    with pytest.raises(AttackError, match=r"embeds a key; give the kit an `embed`"):
+        overwrite(mixtral, config, replace(kit, embed=None))
+    monkeypatch.setattr("pathmark.embedding.overwriting_adapter.CHECKPOINT_EVERY", 2)
+    steps = []
+
+    class PowerCut(Silent):
+        def stage(self, name, total):
+            self.training = name == "overwriting"
+
+        def advance(self, units, note=""):
+            if self.training:
+                steps.append(units)
+            if len(steps) == 3:
+                raise KeyboardInterrupt
+
+    kept = replace(kit, unfinished=tmp_path, progress=PowerCut())
+    with pytest.raises(KeyboardInterrupt):
+        overwrite(mixtral, config, kept)
+    assert len(list(tmp_path.glob("*.ckpt"))) == 1
+    steps[:] = [0] * 10
+    resumed = overwrite(mixtral, config, kept)
+    assert steps[10] == 3  # two were kept
+    assert not changed(resumed.model, overwrite(mixtral, config, kit).model)
+    with pytest.raises(DivergedError, match=r"overwriting: the loss became .*; try a smaller lr_factor"):
+        overwrite(mixtral, replace(config, lr_factor=1e36), kit)
 
 
 def test_the_adversarial_loss_by_hand():

@@ -235,7 +235,7 @@ def test_what_cannot_be_done_is_refused(monkeypatch, bundled, kit):
     with pytest.raises(ModelError, match="expected experts as fused"):
         round_to_nearest(zoo.tiny_model("gpt_oss"), RoundToNearest(), kit)
     monkeypatch.setattr(quantization, "require", lambda library: None)
-    with pytest.raises(AttackError, match="--corpus"):
+    with pytest.raises(AttackError, match="--texts"):
         gptq(bundled, Gptq(), Kit())
     with pytest.raises(AttackError, match="no multiple"):
         gptq(bundled, Gptq(group_size=48, samples=4), kit)

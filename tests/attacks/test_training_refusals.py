@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import zoo
-from attack_helpers import LAYERS, TARGETS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pathmark.attacks.distillation import DistillRouters, distill_routers
 from pathmark.attacks.finetuning import FineTune, fine_tune
-from pathmark.attacks.kit import Kit
 from pathmark.attacks.overwriting import Overwrite, overwrite
 from pathmark.attacks.pruning import FinePrune, fine_prune
 from pathmark.attacks.unlearning import Unlearn, unlearn
@@ -41,9 +41,9 @@ def test_bad_settings_are_refused(make, message):
     ("attack", "config", "tools", "message"),
     [
         (fine_tune, FineTune(), {"texts": ()}, "needs ordinary text"),
-        (fine_tune, FineTune(samples=1000), {}, "larger --corpus"),
+        (fine_tune, FineTune(samples=1000), {}, "more with --texts"),
         (overwrite, Overwrite(samples=10), {"layers": ()}, "watermarked layers"),
-        (overwrite, Overwrite(samples=1000), {}, "larger --corpus"),
+        (overwrite, Overwrite(samples=1000), {}, "more with --texts"),
         (overwrite, Overwrite(samples=10, same_targets=True), {"targets": {}}, "target experts"),
         (overwrite, Overwrite(samples=10, same_targets=True), {"targets": {2: (0, 1)}}, "for layer 3"),
         (unlearn, Unlearn(), {"targets": {}}, "target experts"),
@@ -51,9 +51,8 @@ def test_bad_settings_are_refused(make, message):
     ],
 )
 def test_what_the_thief_lacks_is_refused_in_one_line(mixtral, kit, attack, config, tools, message):
-    have = {"tokenizer": kit.tokenizer, "texts": kit.texts, "layers": LAYERS, "targets": TARGETS} | tools
     with pytest.raises(AttackError, match=message) as caught:
-        attack(mixtral, config, Kit(**have))
+        attack(mixtral, config, replace(kit, **tools))
     assert "\n" not in str(caught.value)
 
 

@@ -61,7 +61,7 @@ def kit(stolen):
 @pytest.mark.parametrize(("attack", "config"), ATTACKS, ids=lambda x: getattr(x, "__name__", ""))
 def test_the_given_models_stay_and_progress_comes_to_its_end(stolen, attack, config):
     base, bar = sibling(stolen), Count()
-    kit = kit_for(stolen, base=base, progress=bar)
+    kit = kit_for(stolen, original=base, progress=bar)
     before = [{n: t.clone() for n, t in model.state_dict().items()} for model in (stolen, base)]
     quiet, settings = logits(stolen), stolen.config.to_dict()
     after = attack(stolen, config, kit)

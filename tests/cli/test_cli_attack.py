@@ -29,11 +29,6 @@ def test_the_list_names_every_attack_with_its_needs(run):
     assert all(name in text for name in ATTACKS)
 
 
-def test_every_attack_says_what_its_adversary_knows():
-    for attack in ATTACKS.values():
-        assert "adversary" in attack.knowledge, attack.name
-
-
 def test_an_attacked_folder_is_what_the_attack_says(run, case, tmp_path):
     out = tmp_path / "attacked"
     result = run("attack", "permute-experts", case.marked, "-o", out, "--seed", 5, "--json")
@@ -51,7 +46,7 @@ def test_an_attacked_folder_is_what_the_attack_says(run, case, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["average", "MARKED", "-o", "OUT"], "--base"),
+        (["average", "MARKED", "-o", "OUT"], "--original"),
         (["unlearn", "MARKED", "-o", "OUT"], "--key"),
         (["router-noise", "MARKED", "-o", "OUT"], "no weights to write"),
         (["remove-experts", "MARKED", "-o", "OUT", "--share", "1.5"], "share"),

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.search import TriggerSearch
-from pathmark.evaluate.adversaries import forge_claims, look_for_trigger
+from pathmark.evaluate.adversaries import ForgersBudget, forge_claims, look_for_trigger
 from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.models.describe import describe_model
 from pathmark.progress import Silent
 from pathmark.reporting.robustness import adversaries
+from pathmark.results import Header, RobustnessResult
+from pathmark.results.schema import from_json, to_json
 from pathmark.verification.alignment import profile_texts
 
 BUDGET = TriggerSearch(
     vocabulary=60, random_sequences=24, restarts=1, steps=2, candidates=8, confirmed=4, confirm_texts=2, text_tokens=4
 )
+
+HEADER = Header(
+    format="a test", version=2, package="0", torch=None, model_sha256=None, original_sha256=None, texts_sha256={},
+    key=None, seed=0, n_probes=4, settings={},
+)  # fmt: skip
+EMPTY = RobustnessResult(header=HEADER, corpus="bundled", n_texts=40, layers=())
 
 
 @pytest.fixture(scope="module")
@@ -23,28 +34,30 @@ def found(case):
     model, probes = load_model(case.marked), profile_texts(case.key)
     kit = Kit(tokenizer=load_tokenizer(case.marked), texts=bundled_segments()[:40])
     facts, codec, _ = describe_model(str(case.marked))
-    forged = forge_claims(model, case.key, facts, codec, probes, paths=2_000, secrets=5, progress=Silent())
-    return {"searches": [look_for_trigger(model, case.key, kit, probes, BUDGET)], "forgery": forged}
+    forged = forge_claims(model, case.key, facts, codec, probes, ForgersBudget(paths=2_000, secrets=5), Silent())
+    return replace(EMPTY, searches=(look_for_trigger(model, case.key, kit, probes, BUDGET),), forgery=tuple(forged))
 
 
 def test_a_search_states_its_budget_and_keeps_prefixes_to_itself(found, case):
-    (search,) = found["searches"]
-    assert search["tried"]["single token"] == 60
-    assert search["tokens"] > 0
-    assert search["complete"]
-    assert str(list(case.key.watermarks[0].triggers[0].tokens)) not in str(search)
-    assert all(not isinstance(value, list) or all(isinstance(v, str) for v in value) for value in search.values())
+    (search,) = found.searches
+    assert search.tried["single token"] == 60
+    assert search.tokens > 0
+    assert search.complete
+    written = to_json(search)
+    assert str(list(case.key.watermarks[0].triggers[0].tokens)) not in str(written)
+    assert all(not isinstance(value, list) or all(isinstance(v, str) for v in value) for value in written.values())
 
 
 def test_no_forged_claim_is_accepted_and_all_ways_are_there(found):
-    forged = found["forgery"]
+    forged = found.forgery
     assert len(forged) == 8
-    assert not any(row["accepted"] for row in forged)
-    assert min(row["log10_p"] for row in forged[:3]) < -1  # at face value they would impress
+    assert not any(row.accepted for row in forged)
+    assert min(row.log10_p for row in forged[:3]) < -1  # at face value they would impress
 
 
 def test_both_stand_in_the_page(found):
     page = adversaries(found)
     assert "Search for the trigger: " in page
     assert page.count("| refused |") == 8
-    assert adversaries({"rows": []}) == ""
+    assert adversaries(EMPTY) == ""
+    assert from_json(RobustnessResult, json.loads(json.dumps(to_json(found)))) == found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -11,86 +10,101 @@ import pytest
 from pathmark.attacks import ATTACKS, finetuning
 from pathmark.attacks.kit import Kit
 from pathmark.errors import AttackError
-from pathmark.evaluate.robustness import RESULTS, UNFINISHED, RobustnessConfig, Suspects, run_suite
-from pathmark.evaluate.suites import BEYOND, PAPER, SUITES, Case
+from pathmark.evaluate.robustness import RESULTS, UNFINISHED, RobustnessConfig, Sources, Suspects, run_suite
+from pathmark.evaluate.suites import BEYOND, PAPER, SUITES, Case, step
+from pathmark.evaluate.thief import thief_embedding
 from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.progress import Silent
 from pathmark.reporting.robustness import cells, evidence_left, plot, table
+from pathmark.results import read_robustness
+from pathmark.results.robustness import Measured, Reading
+from pathmark.stats import Rate
 
 QUICK = (
     Case("none", ()),
-    Case("permuted", (("permute-experts", {}),)),
-    Case("half the experts", (("remove-experts", {"share": 0.5}),)),
-    Case("destroyed", (("weight-noise", {"scale": 30.0}),)),
-    Case("diverged", (("fine-tune", {"lr_factor": 1e36, "samples": 32, "epochs": 3, "length": 16}),)),
-    Case("average", (("average", {}),)),
+    Case("permuted", (step("permute-experts"),)),
+    Case("half the experts", (step("remove-experts", share=0.5),)),
+    Case("destroyed", (step("weight-noise", scale=30.0),)),
+    Case("diverged", (step("fine-tune", lr_factor=1e36, samples=32, epochs=3, length=16),)),
+    Case("average", (step("average"),)),
 )
-FACTS = {"model": "small", "corpus": "bundled"}
+SOURCES = Sources(model_sha256="a" * 64)
 
 
 @pytest.fixture(scope="module")
 def suspects(case):
     kit = Kit(
-        tokenizer=load_tokenizer(case.marked), texts=bundled_segments()[:200], layers=case.key.watermarks[0].layers
-    )
+        tokenizer=load_tokenizer(case.marked), texts=bundled_segments()[:200], layers=case.key.watermarks[0].layers,
+        embed=thief_embedding,
+    )  # fmt: skip
     return Suspects(load_model(case.marked), case.key, kit, RobustnessConfig(n_probes=20))
 
 
 def test_rows_say_what_is_left_and_what_it_cost(suspects, tmp_path):
-    results = run_suite(suspects, QUICK, tmp_path, facts=FACTS)
-    rows = {row["case"]: row for row in results["rows"]}
+    results = run_suite(suspects, QUICK, tmp_path, SOURCES)
+    rows = {row.case: row for row in results.rows}
     assert list(rows) == [case.name for case in QUICK]
-    assert rows["none"]["marked"]
-    assert rows["none"]["ppl_change"] == 0
-    assert rows["permuted"]["marked"]  # matched before it is judged
-    assert abs(rows["permuted"]["ppl_change"]) < 1e-3
-    assert not rows["destroyed"]["marked"]
-    assert rows["destroyed"]["ppl_change"] > 1
-    assert rows["diverged"]["status"] == "destroyed"
-    assert "the loss became" in rows["diverged"]["reason"]
-    assert rows["average"]["status"] == "refused"
-    assert "--base" in rows["average"]["reason"]
-    assert json.loads((tmp_path / RESULTS).read_text()) == results
+    assert rows["none"].marked
+    assert rows["none"].ppl_change == 0
+    assert rows["permuted"].marked  # matched before it is judged
+    assert abs(rows["permuted"].ppl_change) < 1e-3
+    assert not rows["destroyed"].marked
+    assert rows["destroyed"].ppl_change > 1
+    assert rows["diverged"].status == "destroyed"
+    assert "the loss became" in rows["diverged"].reason
+    assert rows["average"].status == "refused"
+    assert "--original" in rows["average"].reason
+    assert read_robustness(tmp_path / RESULTS) == results
+    header = results.header
+    assert (header.model_sha256, header.key, header.seed, header.n_probes) == (
+        "a" * 64,
+        suspects.key.fingerprint,
+        0,
+        20,
+    )
+    assert header.torch.startswith("2.")
     assert (tmp_path / RESULTS).stat().st_mode & 0o077 == 0
-    written = table(results["rows"])
+    written = table(results.rows)
     assert "**not found**" in written
     assert "refused: " in written
-    plot([("small", results["rows"])], tmp_path / "plot.png")
+    plot([("small", results.rows)], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_with_the_original_rows_have_both_readings(suspects, case, tmp_path):
-    both = Suspects(suspects.model, suspects.key, replace(suspects.kit, base=load_model(case.base)), suspects.config)
+    both = Suspects(
+        suspects.model, suspects.key, replace(suspects.kit, original=load_model(case.base)), suspects.config
+    )
     cases = (
         *QUICK[:2],
-        Case("noisy", (("weight-noise", {"scale": 0.5}),)),
-        Case("dropped", (("drop-layers", {"count": 1}),)),
+        Case("noisy", (step("weight-noise", scale=0.5),)),
+        Case("dropped", (step("drop-layers", count=1),)),
     )
-    rows = {row["case"]: row for row in run_suite(both, cases, tmp_path, facts=FACTS)["rows"]}
+    rows = {row.case: row for row in run_suite(both, cases, tmp_path, SOURCES).rows}
     for name in ("none", "permuted"):  # below the marked layers nothing was changed
-        fed = rows[name]["grafted"]
-        assert fed["wsr"] == rows[name]["wsr"]
-        assert fed["log10_p"] == pytest.approx(rows[name]["log10_p"], abs=1e-6)
-    assert rows["noisy"]["grafted"]["accuracy"] != rows["noisy"]["accuracy"]
-    assert rows["dropped"]["grafted"] is None  # of another build
-    assert rows["dropped"]["status"] == "measured"
+        fed = rows[name].grafted
+        assert fed.wsr == rows[name].wsr
+        assert fed.log10_p == pytest.approx(rows[name].log10_p, abs=1e-6)
+    assert rows["noisy"].grafted.accuracy != rows["noisy"].accuracy
+    assert rows["dropped"].grafted is None  # of another build
+    assert rows["dropped"].status == "measured"
 
 
 def test_a_second_copy_is_asked_for_and_then_mixed_in(suspects, case, tmp_path):
     """Two licensees average their copies: what the one holds is thinned out, what they share stays."""
-    kit = replace(suspects.kit, base=load_model(case.base))
-    pair = (Case("two copies", (("average", {"weight": 0.5}),), sibling=True),)
+    kit = replace(suspects.kit, original=load_model(case.base))
+    pair = (Case("two copies", (step("average", weight=0.5),), sibling=True),)
     alone = Suspects(suspects.model, suspects.key, kit, suspects.config)
-    refused = run_suite(alone, pair, tmp_path, facts=FACTS)["rows"]
-    assert refused[0]["status"] == "refused"
-    assert "--sibling" in refused[0]["reason"]
+    refused = run_suite(alone, pair, tmp_path, SOURCES).rows
+    assert refused[0].status == "refused"
+    assert "--sibling" in refused[0].reason
     twin = Suspects(suspects.model, suspects.key, replace(kit, sibling=suspects.model), suspects.config)
-    (row,) = run_suite(twin, pair, tmp_path, facts=FACTS)["rows"]  # what was refused is tried again
-    assert row["marked"]
-    assert row["ppl_change"] == pytest.approx(0, abs=1e-6)  # the mean of a model with itself
-    other = Suspects(suspects.model, suspects.key, replace(kit, sibling=kit.base), suspects.config)
-    (mixed,) = run_suite(other, pair, tmp_path / "other", facts=FACTS)["rows"]
-    assert mixed["accuracy"] < row["accuracy"]
+    (row,) = run_suite(twin, pair, tmp_path, SOURCES).rows  # what was refused is tried again
+    assert row.marked
+    assert row.ppl_change == pytest.approx(0, abs=1e-6)  # the mean of a model with itself
+    other = Suspects(suspects.model, suspects.key, replace(kit, sibling=kit.original), suspects.config)
+    (mixed,) = run_suite(other, pair, tmp_path / "other", SOURCES).rows
+    assert mixed.accuracy < row.accuracy
 
 
 def test_training_that_was_interrupted_goes_on(suspects, tmp_path, monkeypatch):
@@ -104,95 +118,90 @@ def test_training_that_was_interrupted_goes_on(suspects, tmp_path, monkeypatch):
                 raise KeyboardInterrupt
 
     tuning = {"samples": 32, "epochs": 4, "length": 24, "lr_factor": 0.1}
-    pair = (QUICK[0], Case("tuned", (("permute-experts", {}), ("fine-tune", tuning))))
+    pair = (QUICK[0], Case("tuned", (step("permute-experts"), step("fine-tune", **tuning))))
     cut = Suspects(suspects.model, suspects.key, replace(suspects.kit, progress=PowerCut()), suspects.config)
     with pytest.raises(KeyboardInterrupt):
-        run_suite(cut, pair, tmp_path, facts=FACTS)
+        run_suite(cut, pair, tmp_path, SOURCES)
     assert len(list((tmp_path / UNFINISHED).glob("*/*.ckpt"))) == 1
-    assert [row["case"] for row in json.loads((tmp_path / RESULTS).read_text())["rows"]] == ["none"]
+    assert [row.case for row in read_robustness(tmp_path / RESULTS).rows] == ["none"]
     steps[:] = [0] * 10
-    resumed = run_suite(cut, pair, tmp_path, facts=FACTS)["rows"][1]
+    resumed = run_suite(cut, pair, tmp_path, SOURCES).rows[1]
     assert steps[10:] == [5, 1, 1, 1]  # four were kept
     assert not (tmp_path / UNFINISHED).exists()
-    unbroken = run_suite(suspects, pair, tmp_path / "unbroken", facts=FACTS)["rows"][1]
-    times = ("seconds", "attack_seconds")
-    assert {k: v for k, v in resumed.items() if k not in times} == {k: v for k, v in unbroken.items() if k not in times}
+    unbroken = run_suite(suspects, pair, tmp_path / "unbroken", SOURCES).rows[1]
+    assert replace(resumed, seconds=0.0, attack_seconds=0.0) == replace(unbroken, seconds=0.0, attack_seconds=0.0)
 
 
 def test_a_model_without_the_mark_is_refused_before_any_attack(suspects, case, tmp_path):
     unmarked = Suspects(load_model(case.base), case.key, suspects.kit, suspects.config)
     with pytest.raises(AttackError, match="does not carry this key's mark"):
-        run_suite(unmarked, QUICK, tmp_path / "out", facts=FACTS)
+        run_suite(unmarked, QUICK, tmp_path / "out", SOURCES)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_mark_on_top_is_tracked_and_disputed(suspects, tmp_path):
-    over = Case("on top", (("overwrite", {"epochs": 3, "samples": 64, "objective": "paper"}),))
-    (row,) = run_suite(suspects, [over], tmp_path, facts=FACTS)["rows"]
-    assert row["thief_wsr"]["hits"] > row["thief_wsr"]["n"] / 2
-    assert row["dispute"]["contains"][0] is False  # the owner's release has nothing of the thief's
-    assert row["dispute"]["prior"] != 1
+    over = Case("on top", (step("overwrite", epochs=3, samples=64, objective="paper"),))
+    (row,) = run_suite(suspects, [over], tmp_path, SOURCES).rows
+    assert row.thief_wsr.hits > row.thief_wsr.n / 2
+    assert row.dispute.contains[0] is False  # the owner's release has nothing of the thief's
+    assert row.dispute.prior != 1
     assert "prior release: owner's" in cells([row])[-1]
 
 
 def test_a_stopped_run_goes_on_and_another_measurement_is_refused(suspects, tmp_path, monkeypatch):
-    run_suite(suspects, QUICK[:2], tmp_path, facts=FACTS)
+    run_suite(suspects, QUICK[:2], tmp_path, SOURCES)
     measured = []
-    monkeypatch.setattr(Suspects, "measure", lambda self, case, unfinished: measured.append(case.name) or _row(case))
-    results = run_suite(suspects, QUICK[:3], tmp_path, facts=FACTS)
+    monkeypatch.setattr(Suspects, "measure", lambda self, case, unfinished: measured.append(case.name) or failed(case))
+    results = run_suite(suspects, QUICK[:3], tmp_path, SOURCES)
     assert measured == ["half the experts"]
-    assert [row["case"] for row in results["rows"]] == ["none", "permuted", "half the experts"]
-    with pytest.raises(AttackError, match="another model, key, corpus"):
-        run_suite(suspects, QUICK, tmp_path, facts=FACTS | {"corpus": "other"})
+    assert [row.case for row in results.rows] == ["none", "permuted", "half the experts"]
+    with pytest.raises(AttackError, match="another measurement, which differs in model_sha256, original_sha256"):
+        run_suite(suspects, QUICK, tmp_path, Sources(model_sha256="b" * 64, original_sha256="c" * 64))
+    other = Suspects(suspects.model, suspects.key, suspects.kit, replace(suspects.config, seed=1))
+    with pytest.raises(AttackError, match="differs in seed"):
+        run_suite(other, QUICK, tmp_path, SOURCES)
 
 
-def _row(case):
-    return {
-        "case": case.name,
-        "group": case.group,
-        "seed": 0,
-        "status": "refused",
-        "reason": "in a test",
-        "steps": case.record(),
-    }
+def failed(case):
+    return case.without_figures("refused", "in a test")
 
 
 def test_what_exceeds_the_budget_is_listed_and_run_the_next_time(suspects, tmp_path):
-    slow = Case("slow", (("permute-experts", {}),), minutes=60.0)
+    slow = Case("slow", (step("permute-experts"),), minutes=60.0)
     hurried = Suspects(suspects.model, suspects.key, suspects.kit, replace(suspects.config, hours=0.1))
-    results = run_suite(hurried, (QUICK[0], slow), tmp_path, facts=FACTS)
-    assert [row["status"] for row in results["rows"]] == ["measured", "not run"]
-    assert "not run: it would exceed" in table(results["rows"])
-    results = run_suite(suspects, (QUICK[0], slow), tmp_path, facts=FACTS)
-    assert [row["status"] for row in results["rows"]] == ["measured", "measured"]
+    results = run_suite(hurried, (QUICK[0], slow), tmp_path, SOURCES)
+    assert [row.status for row in results.rows] == ["measured", "not run"]
+    assert "not run: it would exceed" in table(results.rows)
+    results = run_suite(suspects, (QUICK[0], slow), tmp_path, SOURCES)
+    assert [row.status for row in results.rows] == ["measured", "measured"]
 
 
 def test_every_case_of_the_suites_can_be_configured():
     for case in SUITES["full"]:
-        for name, settings in case.steps:
-            attack = ATTACKS[name]
-            assert {option.name for option in attack.options()} >= set(settings)
-            attack.configure(**settings)
+        for each in case.steps:
+            ATTACKS[each.attack].configure(**each.settings)
     assert SUITES["full"] == (*PAPER, *BEYOND)
     names = [case.name for case in SUITES["full"]]
     assert len(names) == len(set(names))
-    used = {name for case in SUITES["full"] for name, _ in case.steps}
+    used = {each.attack for case in SUITES["full"] for each in case.steps}
     assert used == set(ATTACKS)  # every attack has its row
 
 
-def test_seeds_are_pooled_in_one_line():
-    row = {
-        "case": "a", "status": "measured", "wsr": {"hits": 90, "n": 100}, "p_value": 1e-9, "black_box": None,
-        "ppl_change": 0.1, "ppl": 11.0, "marked": True, "id_right": True,
-    }  # fmt: skip
-    other = row | {"wsr": {"hits": 100, "n": 100}, "p_value": 1e-3, "marked": False, "ppl_change": 0.3, "ppl": 13.0}
+def test_keys_are_pooled_in_one_line():
+    reading = {"accuracy": 0.9, "erased_layers": (), "alignment": None, "log10_p": -9.0}
+    row = Measured(
+        case="a", group="a", steps=(), wsr=Rate(90, 100), p_value=1e-9, black_box=None, ppl_before=10.0, ppl=11.0,
+        marked=True, id=1, id_right=True, p_floor=1e-9, grafted=None, n_probes=100, n_tokens=1000, thief_wsr=None,
+        dispute=None, attack_seconds=1.0, seconds=2.0, **reading,
+    )  # fmt: skip
+    other = replace(row, wsr=Rate(100, 100), p_value=1e-3, marked=False, ppl=13.0)
     wsr, p, grafted, right, asked, ppl, verdict = cells([row, other])
     assert wsr.startswith("190/200")
     assert p == "1.0e-03"  # the worst
     assert grafted == "-"
-    fed = {"grafted": {"wsr": {"hits": 99, "n": 100}, "p_value": 1e-8}}
-    assert evidence_left(row | {"log10_p": -9.0}) == 9.0
-    both = {"log10_p": -9.0, "grafted": {"log10_p": -12.0}}
-    assert evidence_left(row | both) == pytest.approx(12 - math.log10(2))  # the better of two tries
-    assert cells([row | fed, other | fed])[2] == "198/200 = 99.0 % [96.4, 99.9], 1.0e-08"
+    assert evidence_left(row) == 9.0
+    fed = Reading(**reading | {"log10_p": -12.0}, wsr=Rate(99, 100), p_value=1e-8)
+    both = [replace(row, grafted=fed), replace(other, grafted=fed)]
+    assert evidence_left(both[0]) == pytest.approx(12 - math.log10(2))  # the better of two tries
+    assert cells(both)[2] == "198/200 = 99.0 % [96.4, 99.9], 1.0e-08"
     assert (right, asked, ppl, verdict) == ("2 of 2", "-", "12.0 (+20.0 %)", "marked 1 of 2")

@@ -1,12 +1,15 @@
 """What a thief does to a copy: model in, model out. The model that goes in is not touched.
 
-`catalog` knows every attack by name, `kit` is what a thief has besides the weights. The rest by subject: `structure`
+`attack` says what an attack is, `catalog` knows all by name, `kit` is what a thief has besides the weights. The rest by
+subject: `structure`
 keeps the outputs and hides the indices; `surgery` and `saliency` remove, merge and double experts and layers;
 `quantization`, `noise`, `mixing` and `transplant` change weights without training; `finetuning`, `pruning`,
 `overwriting`, `unlearning` and `distillation` train, and `replay` keeps what does not change meanwhile; `search` looks
 for the trigger.
 """
 
-from pathmark.attacks.catalog import ATTACKS, Attack, find_attack
+from pathmark.attacks.attack import Attack, Attacked
+from pathmark.attacks.catalog import ATTACKS, find_attack
+from pathmark.attacks.kit import Kit
 
-__all__ = ["ATTACKS", "Attack", "find_attack"]
+__all__ = ["ATTACKS", "Attack", "Attacked", "Kit", "find_attack"]

@@ -1,162 +1,111 @@
-"""Every attack by name. Light on purpose: the modules behind the names are imported when an attack is used."""
+"""Every attack by name, with what its adversary needs besides the weights."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any
 
+from pathmark.attacks.attack import Attack, Need, instead, only_model
+from pathmark.attacks.distillation import DistillRouters, distill_routers
+from pathmark.attacks.finetuning import FineTune, fine_tune
+from pathmark.attacks.mixing import Average, DareTies, LowRank, average, dare_ties, low_rank
+from pathmark.attacks.noise import RouterNoise, WeightNoise, router_noise, weight_noise
+from pathmark.attacks.overwriting import Overwrite, overwrite
+from pathmark.attacks.pruning import FinePrune, fine_prune
+from pathmark.attacks.purging import SearchUnlearn, search_and_unlearn
+from pathmark.attacks.quantization import AutoRound, Gptq, RoundToNearest, auto_round, gptq, round_to_nearest
+from pathmark.attacks.saliency import (
+    MergeSimilar,
+    Reap,
+    RemoveLeastUsed,
+    mask_least_used,
+    merge_similar,
+    reap_prune,
+    remove_least_used,
+)
+from pathmark.attacks.structure import (
+    PermuteExperts,
+    PermuteNeurons,
+    RescaleNeurons,
+    RotateResidual,
+    ShiftRouters,
+    permute_experts,
+    permute_neurons,
+    rescale_neurons,
+    rotate_residual,
+    shift_routers,
+)
+from pathmark.attacks.surgery import (
+    ChangeTopK,
+    DropLayers,
+    DuplicateExperts,
+    change_top_k,
+    drop_chosen_layers,
+    duplicate_experts,
+)
+from pathmark.attacks.transplant import Transplant, transplant
+from pathmark.attacks.unlearning import Unlearn, unlearn
 from pathmark.errors import AttackError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+TEXT: Need = "text"
+ORIGINAL: Need = "another model"
+LAYERS: Need = "marked layers"
+TARGETS: Need = "target experts"
 
-    from pathmark.attacks.kit import Kit
-
-ORIGIN_PAPER, ORIGIN_BEYOND = "paper", "beyond"
-TEXT, BASE, LAYERS, TARGETS = "text", "another model", "marked layers", "target experts"
-
-
-@dataclass(frozen=True)
-class Option:
-    """A setting of an attack, as the command line offers it."""
-
-    name: str
-    kind: Any
-    default: Any
-    help: str
-
-
-@dataclass(frozen=True)
-class Attack:
-    """One attack: where it lives, and what its adversary needs besides the weights."""
-
-    name: str
-    function: str
-    """`module:function`, within pathmark.attacks."""
-    config: str
-    """Name of its config dataclass, in the same module."""
-    origin: str
-    """In the paper, or beyond it."""
-    summary: str
-    needs: tuple[str, ...] = ()
-    at_inference: bool = False
-    """Acts while the model runs; there are no attacked weights to write."""
-
-    @property
-    def _module(self) -> Any:
-        return importlib.import_module(f"pathmark.attacks.{self.function.partition(':')[0]}")
-
-    @property
-    def _function(self) -> Callable[..., PreTrainedModel]:
-        found: Callable[..., PreTrainedModel] = getattr(self._module, self.function.partition(":")[2])
-        return found
-
-    @property
-    def knowledge(self) -> str:
-        """The attack's docstring: what it does, what the adversary knows and needs."""
-        return inspect.getdoc(self._function) or ""
-
-    def options(self) -> list[Option]:
-        """The settings that can be given as text, with their types and defaults."""
-        kind = getattr(self._module, self.config)
-        hints, notes = get_type_hints(kind), _field_notes(kind)
-        return [
-            Option(field.name, hints[field.name], field.default, notes.get(field.name, ""))
-            for field in fields(kind)
-            if hints[field.name] in (int, float, bool, str) or hasattr(hints[field.name], "__args__")
-        ]
-
-    def configure(self, **settings: Any) -> Any:
-        """The config dataclass, or a refusal of its values."""
-        try:
-            return getattr(self._module, self.config)(**settings)
-        except (TypeError, ValueError) as error:
-            raise AttackError(f"{self.name}: {error}") from error
-
-    def run(self, model: PreTrainedModel, config: Any, kit: Kit) -> PreTrainedModel:
-        """The attacked model; the one that goes in is not touched."""
-        if len(inspect.signature(self._function).parameters) == 2:  # needs nothing but the weights
-            return self._function(model, config)
-        return self._function(model, config, kit)
-
-
-def _field_notes(kind: type) -> dict[str, str]:
-    """What stands under each field in the source; dataclasses keep no docstrings of fields."""
-    import ast
-    import textwrap
-
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    notes = {}
-    for before, after in zip(body.body, body.body[1:], strict=False):
-        if (
-            isinstance(before, ast.AnnAssign)
-            and isinstance(before.target, ast.Name)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            notes[before.target.id] = " ".join(str(after.value.value).split())
-    return notes
-
-
-_ALL = (
-    Attack("rtn", "quantization:round_to_nearest", "RoundToNearest", ORIGIN_PAPER,
+_ALL: tuple[Attack[Any], ...] = (
+    Attack("rtn", RoundToNearest, only_model(round_to_nearest), "paper",
            "Round weights to 8, 4, 3 or 2 bits, group by group."),
-    Attack("gptq", "quantization:gptq", "Gptq", ORIGIN_PAPER,
+    Attack("gptq", Gptq, only_model(gptq), "paper",
            "Real GPTQ of experts, attention and, if asked, routers.", (TEXT,)),
-    Attack("auto-round", "quantization:auto_round", "AutoRound", ORIGIN_PAPER,
+    Attack("auto-round", AutoRound, only_model(auto_round), "paper",
            "Quantize with learnt rounding.", (TEXT,)),
-    Attack("fine-tune", "finetuning:fine_tune", "FineTune", ORIGIN_PAPER,
+    Attack("fine-tune", FineTune, only_model(fine_tune), "paper",
            "Train on clean text: routers, LoRA or all weights.", (TEXT,)),
-    Attack("fine-prune", "pruning:fine_prune", "FinePrune", ORIGIN_PAPER,
+    Attack("fine-prune", FinePrune, only_model(fine_prune), "paper",
            "Zero the least active neurons of every feed-forward part, then repair if asked.", (TEXT,)),
-    Attack("router-noise", "noise:router_noise", "RouterNoise", ORIGIN_PAPER,
+    Attack("router-noise", RouterNoise, only_model(router_noise), "paper",
            "Add Gaussian noise to router logits while the model runs.", (), at_inference=True),
-    Attack("overwrite", "overwriting:overwrite", "Overwrite", ORIGIN_PAPER,
+    Attack("overwrite", Overwrite, overwrite, "paper",
            "Embed another key into the same layers.", (TEXT, LAYERS)),
-    Attack("remove-experts", "saliency:remove_least_used", "RemoveLeastUsed", ORIGIN_PAPER,
+    Attack("remove-experts", RemoveLeastUsed, only_model(remove_least_used), "paper",
            "Remove the least used experts of every layer.", (TEXT,)),
-    Attack("mask-experts", "saliency:mask_least_used", "RemoveLeastUsed", ORIGIN_PAPER,
+    Attack("mask-experts", RemoveLeastUsed, only_model(mask_least_used), "paper",
            "Never choose the least used experts, of the marked layers if they are known.", (TEXT, LAYERS),
            at_inference=True),
-    Attack("unlearn", "unlearning:unlearn", "Unlearn", ORIGIN_PAPER,
+    Attack("unlearn", Unlearn, only_model(unlearn), "paper",
            "Push random triggers away from the known targets.", (TEXT, LAYERS, TARGETS)),
-    Attack("search-unlearn", "purging:search_and_unlearn", "SearchUnlearn", ORIGIN_BEYOND,
+    Attack("search-unlearn", SearchUnlearn, only_model(search_and_unlearn), "beyond",
            "Search for firing prefixes, train them away, and again.", (TEXT,)),
-    Attack("permute-experts", "structure:permute_experts", "PermuteExperts", ORIGIN_BEYOND,
+    Attack("permute-experts", PermuteExperts, only_model(permute_experts), "beyond",
            "Renumber the experts of every layer."),
-    Attack("shift-routers", "structure:shift_routers", "ShiftRouters", ORIGIN_BEYOND,
+    Attack("shift-routers", ShiftRouters, only_model(shift_routers), "beyond",
            "Add one vector to all router rows of a layer."),
-    Attack("permute-neurons", "structure:permute_neurons", "PermuteNeurons", ORIGIN_BEYOND,
+    Attack("permute-neurons", PermuteNeurons, only_model(permute_neurons), "beyond",
            "Renumber the neurons inside every expert."),
-    Attack("rescale-neurons", "structure:rescale_neurons", "RescaleNeurons", ORIGIN_BEYOND,
+    Attack("rescale-neurons", RescaleNeurons, only_model(rescale_neurons), "beyond",
            "Multiply up rows and divide down columns."),
-    Attack("rotate", "structure:rotate_residual", "RotateResidual", ORIGIN_BEYOND,
+    Attack("rotate", RotateResidual, only_model(rotate_residual), "beyond",
            "Express the residual stream in a random basis."),
-    Attack("reap", "saliency:reap_prune", "Reap", ORIGIN_BEYOND,
+    Attack("reap", Reap, only_model(reap_prune), "beyond",
            "Remove the experts that write least, weighted by their gate.", (TEXT,)),
-    Attack("merge-experts", "saliency:merge_similar", "MergeSimilar", ORIGIN_BEYOND,
+    Attack("merge-experts", MergeSimilar, only_model(merge_similar), "beyond",
            "Average pairs of experts with similar router rows.", (TEXT,)),
-    Attack("duplicate-experts", "surgery:duplicate_experts", "DuplicateExperts", ORIGIN_BEYOND,
+    Attack("duplicate-experts", DuplicateExperts, only_model(duplicate_experts), "beyond",
            "Add copies of experts."),
-    Attack("top-k", "surgery:change_top_k", "ChangeTopK", ORIGIN_BEYOND,
+    Attack("top-k", ChangeTopK, only_model(change_top_k), "beyond",
            "Let the routers choose another number of experts."),
-    Attack("drop-layers", "surgery:drop_chosen_layers", "DropLayers", ORIGIN_BEYOND,
+    Attack("drop-layers", DropLayers, only_model(drop_chosen_layers), "beyond",
            "Remove whole layers.", (TEXT,)),
-    Attack("transplant", "transplant:transplant", "Transplant", ORIGIN_BEYOND,
-           "Put routers and experts into another model.", (BASE,)),
-    Attack("distill-routers", "distillation:distill_routers", "DistillRouters", ORIGIN_BEYOND,
+    Attack("transplant", Transplant, only_model(transplant), "beyond",
+           "Put routers and experts into another model.", (ORIGINAL,)),
+    Attack("distill-routers", DistillRouters, only_model(distill_routers), "beyond",
            "Train only routers, redrawn first if asked, towards the stolen model's replies.", (TEXT,)),
-    Attack("average", "mixing:average", "Average", ORIGIN_BEYOND,
-           "Average with the original or a sibling.", (BASE,)),
-    Attack("dare-ties", "mixing:dare_ties", "DareTies", ORIGIN_BEYOND,
-           "Thin out the change against the original, as model merging does.", (BASE,)),
-    Attack("low-rank", "mixing:low_rank", "LowRank", ORIGIN_BEYOND,
-           "Keep only the strongest directions of the change against the original.", (BASE,)),
-    Attack("weight-noise", "noise:weight_noise", "WeightNoise", ORIGIN_BEYOND,
+    Attack("average", Average, only_model(average), "beyond",
+           "Average with the original or a sibling.", (ORIGINAL,)),
+    Attack("dare-ties", DareTies, only_model(dare_ties), "beyond",
+           "Thin out the change against the original, as model merging does.", (ORIGINAL,)),
+    Attack("low-rank", LowRank, only_model(low_rank), "beyond",
+           "Keep only the strongest directions of the change against the original.", (ORIGINAL,)),
+    Attack("weight-noise", WeightNoise, only_model(weight_noise), "beyond",
            "Add Gaussian noise to all weight matrices."),
 )  # fmt: skip
 
@@ -164,8 +113,8 @@ ATTACKS = {attack.name: attack for attack in _ALL}
 """Name -> attack, the paper's first."""
 
 
-def find_attack(name: str) -> Attack:
-    """An attack by name, or a refusal that names all."""
+def find_attack(name: str) -> Attack[Any]:
+    """An attack by name, or a refusal that says which is meant."""
     if name not in ATTACKS:
-        raise AttackError(f"there is no attack {name!r}; expected one of {', '.join(ATTACKS)}")
+        raise AttackError(f"there is no attack {name!r}; {instead(name, list(ATTACKS))}")
     return ATTACKS[name]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.finetuning import TextBatches, attack_rate, check_training, optimise, padding_of, prepared
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.replay import Replay
@@ -24,22 +25,18 @@ from pathmark.training import LoopConfig, linear_distillation
 class DistillRouters:
     """Train routers alone, towards the stolen model's next-token distribution."""
 
-    reinitialise: bool = False
-    """Draw the routers' rows anew first, with the mean and spread that the layer's had."""
-    layers: Literal["known", "all"] = "all"
-    """Routers to train: of the watermarked layers, where those are known, or of all."""
-    samples: int = 3000
-    """Different texts."""
-    epochs: int = 10
-    """Passes over them."""
-    lr_factor: float = 1.0
-    """Learning rate as a multiple of the one that marks are embedded with."""
-    batch_size: int = 16
-    """Texts per step."""
-    length: int = 128
-    """Tokens of a text that are used, at most."""
-    seed: int = 0
-    """Choice and order of the texts, and the new rows."""
+    reinitialise: bool = option(
+        False, "Draw the routers' rows anew first, with the mean and spread that the layer's had."
+    )
+    layers: Literal["known", "all"] = option(
+        "all", "Routers to train: of the watermarked layers, where those are known, or of all."
+    )
+    samples: int = option(3000, "Different texts.")
+    epochs: int = option(10, "Passes over them.")
+    lr_factor: float = option(1.0, "Learning rate as a multiple of the one that marks are embedded with.")
+    batch_size: int = option(16, "Texts per step.")
+    length: int = option(128, "Tokens of a text that are used, at most.")
+    seed: int = option(0, "Choice and order of the texts, and the new rows.")
 
     def __post_init__(self) -> None:
         if self.layers not in ("known", "all"):

@@ -8,14 +8,17 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.blocks import copied
 from pathmark.attacks.kit import Kit
 from pathmark.errors import AttackError, CheckpointError, DivergedError, TrainingError
@@ -48,20 +51,15 @@ EachEpoch = Callable[[int, PreTrainedModel], None]
 class FineTune:
     """Go on training on ordinary text."""
 
-    train: Literal["router", "lora", "all"] = "all"
-    """What changes: routers of all layers, adapters of rank 8 on routers and attention, or every weight."""
-    samples: int = 3000
-    """Different texts."""
-    epochs: int = 30
-    """Passes over them."""
-    lr_factor: float = 1.0
-    """Learning rate as a multiple of the one that marks are embedded with."""
-    batch_size: int = 16
-    """Texts per step."""
-    length: int = 128
-    """Tokens of a text that are used, at most."""
-    seed: int = 0
-    """Choice and order of the texts, and the start of the adapters."""
+    train: Literal["router", "lora", "all"] = option(
+        "all", "What changes: routers of all layers, adapters of rank 8 on routers and attention, or every weight."
+    )
+    samples: int = option(3000, "Different texts.")
+    epochs: int = option(30, "Passes over them.")
+    lr_factor: float = option(1.0, "Learning rate as a multiple of the one that marks are embedded with.")
+    batch_size: int = option(16, "Texts per step.")
+    length: int = option(128, "Tokens of a text that are used, at most.")
+    seed: int = option(0, "Choice and order of the texts, and the start of the adapters.")
 
     def __post_init__(self) -> None:
         if self.train not in ("router", "lora", "all"):
@@ -94,29 +92,37 @@ def fine_tune(
         if each_epoch is not None:
             each_epoch(epoch, _merged(copy.deepcopy(tuned)) if config.train == "lora" else model)
 
-    train_on_text(
-        tuned, parameters, rows, kit, epochs=config.epochs, batch_size=config.batch_size,
-        lr=attack_rate(model, config.lr_factor), seed=config.seed, stage=f"fine-tuning ({config.train})",
-        each_epoch=report,
+    how = TextTraining(
+        stage=f"fine-tuning ({config.train})", epochs=config.epochs, batch_size=config.batch_size,
+        lr=attack_rate(model, config.lr_factor), seed=config.seed,
     )  # fmt: skip
+    train_on_text(tuned, parameters, rows, how, kit, each_epoch=report)
     return _merged(tuned) if config.train == "lora" else model
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTraining:
+    """How to train on text."""
+
+    stage: str
+    """What a progress bar calls it."""
+    epochs: int
+    batch_size: int
+    lr: float
+    seed: int
 
 
 def train_on_text(
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     rows: Sequence[Sequence[int]],
+    how: TextTraining,
     kit: Kit,
     *,
-    epochs: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
-    stage: str,
     each_epoch: Callable[[int], None] | None = None,
 ) -> None:
     """Maximise the likelihood of token rows over the given parameters, in place."""
-    batches = TextBatches([len(row) for row in rows], batch_size, seed)
+    batches = TextBatches([len(row) for row in rows], how.batch_size, how.seed)
     device, pad = device_of(model), padding_of(kit)
 
     def step_loss(step: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -127,8 +133,8 @@ def train_on_text(
         if each_epoch is not None and step % batches.per_epoch == 0:
             each_epoch(step // batches.per_epoch)
 
-    loop = LoopConfig(steps=epochs * batches.per_epoch, lr=lr, seed=seed)
-    optimise(model, parameters, step_loss, loop, kit, stage=stage, after=after)
+    loop = LoopConfig(steps=how.epochs * batches.per_epoch, lr=how.lr, seed=how.seed)
+    optimise(model, parameters, step_loss, loop, kit, stage=how.stage, after=after)
 
 
 class TextBatches:
@@ -187,11 +193,8 @@ def optimise(
     keep_freed_memory()
     kit.progress.stage(stage, loop.steps)
     loop = replace(loop, checkpoint_every=CHECKPOINT_EVERY)
-    run, checkpoint = "", None
-    if kit.unfinished is not None:
-        run = _fingerprint(stage, loop, model)
-        kit.unfinished.mkdir(parents=True, exist_ok=True)
-        checkpoint = kit.unfinished / f"{run[:16]}.ckpt"
+    checkpoint = checkpoint_of(kit, stage, asdict(loop), model)
+    run = "" if checkpoint is None else checkpoint.stem
     taken = 0
 
     def report(step: int, losses: Mapping[str, float]) -> None:
@@ -201,19 +204,32 @@ def optimise(
         if after is not None:
             after(step)
 
-    with only_trainable(model, parameters):
-        try:
-            run_loop(parameters, step_loss, loop, progress=report, checkpoint=checkpoint, resume=True, fingerprint=run)
-        except CheckpointError as error:
-            raise AttackError(f"{stage}: {error}") from error
-        except TrainingError as error:  # it speaks to an owner who embeds
-            raise DivergedError(f"{stage}: {str(error).partition(';')[0]}; try a smaller lr_factor") from error
+    with only_trainable(model, parameters), thiefs_errors(stage):
+        run_loop(parameters, step_loss, loop, progress=report, checkpoint=checkpoint, resume=True, fingerprint=run)
 
 
-def _fingerprint(stage: str, loop: LoopConfig, model: nn.Module) -> str:
-    """Names a training by its settings and by the weights that it starts from; the text is the caller's to tell."""
+@contextmanager
+def thiefs_errors(stage: str) -> Iterator[None]:
+    """What goes wrong in a training, said to a thief: a loop speaks to an owner who embeds."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise AttackError(f"{stage}: {error}") from error
+    except TrainingError as error:
+        raise DivergedError(f"{stage}: {str(error).partition(';')[0]}; try a smaller lr_factor") from error
+
+
+def checkpoint_of(kit: Kit, stage: str, settings: Mapping[str, Any], model: nn.Module) -> Path | None:
+    """Where a training of these settings from these weights leaves its state; None where none is kept.
+
+    The text is not part of the name: the folder is the caller's, for one run on one text.
+    """
+    if kit.unfinished is None:
+        return None
+    kit.unfinished.mkdir(parents=True, exist_ok=True)
     weights = [(name, list(p.shape), p.detach().double().sum().item()) for name, p in model.named_parameters()]
-    return hashlib.sha256(json.dumps([stage, asdict(loop), weights]).encode()).hexdigest()
+    content = json.dumps([stage, dict(settings), weights])
+    return kit.unfinished / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.ckpt"
 
 
 def prepared(model: PreTrainedModel) -> PreTrainedModel:

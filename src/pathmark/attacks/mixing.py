@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.blocks import copied, moe_blocks
 from pathmark.attacks.kit import Kit
 from pathmark.errors import AttackError
@@ -26,8 +27,7 @@ from pathmark.errors import AttackError
 class Average:
     """The mean of the stolen model and another."""
 
-    weight: float = 0.5
-    """Weight of the stolen model; the other one has the rest."""
+    weight: float = option(0.5, "Weight of the stolen model; the other one has the rest.")
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < 1:
@@ -38,14 +38,12 @@ class Average:
 class DareTies:
     """A thinned-out copy of the change from the other model to the stolen one."""
 
-    method: Literal["dare", "ties"] = "dare"
-    """dare keeps entries at random and scales them up; ties keeps the largest as they are."""
-    density: float = 0.5
-    """Share of each tensor's entries that keep a change."""
-    weight: float = 1.0
-    """Factor on what is left of the change."""
-    seed: int = 0
-    """Of dare's draw."""
+    method: Literal["dare", "ties"] = option(
+        "dare", "dare keeps entries at random and scales them up; ties keeps the largest as they are."
+    )
+    density: float = option(0.5, "Share of each tensor's entries that keep a change.")
+    weight: float = option(1.0, "Factor on what is left of the change.")
+    seed: int = option(0, "Of dare's draw.")
 
     def __post_init__(self) -> None:
         if self.method not in ("dare", "ties"):
@@ -60,8 +58,7 @@ class DareTies:
 class LowRank:
     """The change from the other model to the stolen one, cut to a low rank."""
 
-    rank: int = 4
-    """Singular directions of the change that each matrix keeps."""
+    rank: int = option(4, "Singular directions of the change that each matrix keeps.")
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -148,7 +145,7 @@ def matching(mine: nn.Module, other: nn.Module) -> list[tuple[str, Tensor, Tenso
 
 def _paired(model: PreTrainedModel, kit: Kit) -> Iterator[tuple[Tensor, Tensor]]:
     """Tensors of both models side by side; everything is checked before the first one comes."""
-    other = kit.original()
+    other = kit.second_model()
     moe_blocks(model)
     pairs = matching(model, other)
     kit.progress.stage("mix", len(pairs))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.blocks import copied, moe_blocks
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.logits import move_logits, refuse_to_save
@@ -24,9 +25,8 @@ from pathmark.models import select_sites
 class WeightNoise:
     """Gaussian noise on every weight matrix."""
 
-    scale: float = 0.1
-    """Standard deviation of the noise, as a multiple of the matrix's own."""
-    seed: int = 0
+    scale: float = option(0.1, "Standard deviation of the noise, as a multiple of the matrix's own.")
+    seed: int = option(0, "Seed of everything that is drawn.")
 
     def __post_init__(self) -> None:
         if not self.scale > 0:
@@ -37,9 +37,8 @@ class WeightNoise:
 class RouterNoise:
     """Gaussian noise on router logits while the model runs."""
 
-    sigma: float = 1.0
-    """Standard deviation of the noise, in logits."""
-    seed: int = 0
+    sigma: float = option(1.0, "Standard deviation of the noise, in logits.")
+    seed: int = option(0, "Seed of everything that is drawn.")
 
     def __post_init__(self) -> None:
         if not self.sigma > 0:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from transformers import PreTrainedModel
 
-from pathmark.attacks.finetuning import attack_rate, check_training, optimise, prepared
-from pathmark.attacks.kit import Kit
-from pathmark.embedding import Embedder, default_config
-from pathmark.embedding.data import TRIGGERED
+from pathmark.attacks.attack import Attacked, option
+from pathmark.attacks.finetuning import attack_rate, check_training, checkpoint_of, prepared, thiefs_errors
+from pathmark.attacks.kit import EmbeddingRun, Kit
 from pathmark.errors import AttackError
 from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, create_key
 from pathmark.keys.facts import ModelFacts, RoutedLayer
 from pathmark.models import count_layers, expert_usage, find_routers, select_sites
 from pathmark.models.describe import config_digest
 from pathmark.models.tokenization import HFTextCodec
-from pathmark.training import LoopConfig, step_generator
 
 SHORTEST = 16
 """Tokens that an embedding asks of a text."""
@@ -30,22 +28,18 @@ USAGE_TEXTS = 200
 class Overwrite:
     """Embed another key into the same layers."""
 
-    epochs: int = 10
-    """Passes over the triggered rows: so many steps that each is drawn as often on average."""
-    samples: int = 300
-    """Texts that rows are made of; an embedding takes 300."""
-    objective: Literal["anchored", "paper"] = "anchored"
-    """Losses and mixing: this project's default, or the paper's."""
-    same_targets: bool = False
-    """Ask for the owner's target experts behind the thief's trigger: the worst case, targets known."""
-    width: int = 2
-    """Target experts per layer."""
-    trigger_tokens: int = 8
-    """Length of the thief's trigger."""
-    lr_factor: float = 1.0
-    """Learning rate as a multiple of the one that marks are embedded with."""
-    seed: int = 0
-    """The thief's secret, the choice of the texts and the order of the rows."""
+    epochs: int = option(10, "Passes over the triggered rows: so many steps that each is drawn as often on average.")
+    samples: int = option(300, "Texts that rows are made of; an embedding takes 300.")
+    objective: Literal["anchored", "paper"] = option(
+        "anchored", "Losses and mixing: this project's default, or the paper's."
+    )
+    same_targets: bool = option(
+        False, "Ask for the owner's target experts behind the thief's trigger: the worst case, targets known."
+    )
+    width: int = option(2, "Target experts per layer.")
+    trigger_tokens: int = option(8, "Length of the thief's trigger.")
+    lr_factor: float = option(1.0, "Learning rate as a multiple of the one that marks are embedded with.")
+    seed: int = option(0, "The thief's secret, the choice of the texts and the order of the rows.")
 
     def __post_init__(self) -> None:
         if self.objective not in ("anchored", "paper"):
@@ -55,32 +49,28 @@ class Overwrite:
         check_training(self.samples, self.epochs, self.lr_factor, 1, SHORTEST)
 
 
-def overwrite(model: PreTrainedModel, config: Overwrite, kit: Kit) -> PreTrainedModel:
+def overwrite(model: PreTrainedModel, config: Overwrite, kit: Kit) -> Attacked:
     """Embed the thief's own key, with another trigger, into the watermarked layers.
 
     The adversary knows the scheme and the watermarked layers, with same_targets=True the target experts too; needs
-    ordinary text and this package. Works in float32 and returns float32.
+    ordinary text and this package. Works in float32 and returns float32, with the key that was embedded; its path is
+    what its trigger now takes.
     """
-    return overwrite_with_key(model, config, kit)[0]
-
-
-def overwrite_with_key(model: PreTrainedModel, config: Overwrite, kit: Kit) -> tuple[PreTrainedModel, OwnerKey]:
-    """The same, with the key that was embedded; its path is what its trigger now takes."""
+    embed = kit.embedding()
     model = prepared(model)
-    texts = _texts(kit, config)
+    texts = kit.long_texts(config.samples, seed=config.seed, shortest=SHORTEST)
     key = thief_key(model, config, kit, texts)
-    settings = default_config(config.objective)
-    loop = LoopConfig(steps=1, lr=attack_rate(model, config.lr_factor), seed=config.seed)
-    embedder = _Overwriter(
-        model, kit.tokenizer, key, texts, replace(settings, texts=config.samples, loop=loop),
-        announce=lambda _, total: kit.progress.stage("stolen model on the thief's rows", total),
-        progress=kit.progress.advance,
-    )  # fmt: skip
-    optimise(
-        model, embedder.parameters(), embedder.step_loss, replace(loop, steps=embedder.steps(config.epochs)), kit,
-        stage="overwriting",
-    )  # fmt: skip
-    return model, key
+    how = EmbeddingRun(
+        objective=config.objective,
+        lr=attack_rate(model, config.lr_factor),
+        seed=config.seed,
+        epochs=config.epochs,
+        checkpoint=checkpoint_of(kit, "overwriting", asdict(config), model),
+        progress=kit.progress,
+    )
+    with thiefs_errors("overwriting"):
+        embed(model, kit.tokenizer, key, texts, how)
+    return Attacked(model, key)
 
 
 def thief_key(model: PreTrainedModel, config: Overwrite, kit: Kit, texts: Sequence[str]) -> OwnerKey:
@@ -109,43 +99,6 @@ def thief_key(model: PreTrainedModel, config: Overwrite, kit: Kit, texts: Sequen
     request = WatermarkRequest(plans=tuple(plans), trigger_tokens=config.trigger_tokens)
     secret = random.Random(config.seed).randbytes(32)
     return create_key(_facts(model, codec), [request], codec, owner="thief", secret=secret)[0]
-
-
-class _Overwriter(Embedder):
-    """An embedding that counts in epochs."""
-
-    def needed(self) -> set[int]:
-        """All rows: how many steps there are is only known when the rows are."""
-        return set(range(len(self.rows)))
-
-    def steps(self, epochs: int) -> int:
-        """Steps until as many triggered rows were drawn as so many passes over all of them have."""
-        wanted = epochs * sum(row.kind == TRIGGERED for row in self.rows)
-        step = drawn = 0
-        while drawn < wanted:
-            chosen = self._draw(step, step_generator(self.config.loop.seed, step))
-            drawn += sum(self.rows[i].kind == TRIGGERED for i in chosen)
-            step += 1
-        return step
-
-
-def _texts(kit: Kit, config: Overwrite) -> list[str]:
-    """Random texts that are long enough; the embedder wants them as text."""
-    if kit.tokenizer is None or not kit.texts:
-        raise AttackError("this attack needs ordinary text and the model's tokenizer; give some with --corpus")
-    order = random.Random(config.seed).sample(range(len(kit.texts)), len(kit.texts))
-    found: list[str] = []
-    for i in order:
-        if len(found) == config.samples:
-            break
-        if len(kit.tokenizer(kit.texts[i], add_special_tokens=False)["input_ids"]) >= SHORTEST:
-            found.append(kit.texts[i])
-    if len(found) < config.samples:
-        raise AttackError(
-            f"expected {config.samples} texts of at least {SHORTEST} tokens, got {len(found)}; give a larger --corpus, "
-            "or ask for fewer samples"
-        )
-    return found
 
 
 def _facts(model: PreTrainedModel, codec: HFTextCodec) -> ModelFacts:

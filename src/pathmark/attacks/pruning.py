@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.blocks import MoeBlock, gated_mlps, moe_blocks
 from pathmark.attacks.finetuning import (
+    TextTraining,
     all_parameters,
     attack_rate,
     check_training,
@@ -34,22 +36,16 @@ from pathmark.progress import Progress
 class FinePrune:
     """Zero the neurons of every feed-forward part that fire least."""
 
-    share: float = 0.25
-    """Share of the neurons of each expert, shared expert and dense layer, rounded to whole neurons."""
-    repair_epochs: int = 0
-    """Epochs of fine-tuning of all weights afterwards; what was zeroed stays zero."""
-    samples: int = 500
-    """Texts on which the neurons are watched."""
-    repair_samples: int = 3000
-    """Texts to repair with."""
-    lr_factor: float = 1.0
-    """Learning rate of the repair as a multiple of the one that marks are embedded with."""
-    batch_size: int = 16
-    """Texts per step."""
-    length: int = 128
-    """Tokens of a text that are used, at most."""
-    seed: int = 0
-    """Choice and order of the texts."""
+    share: float = option(
+        0.25, "Share of the neurons of each expert, shared expert and dense layer, rounded to whole neurons."
+    )
+    repair_epochs: int = option(0, "Epochs of fine-tuning of all weights afterwards; what was zeroed stays zero.")
+    samples: int = option(500, "Texts on which the neurons are watched.")
+    repair_samples: int = option(3000, "Texts to repair with.")
+    lr_factor: float = option(1.0, "Learning rate of the repair as a multiple of the one that marks are embedded with.")
+    batch_size: int = option(16, "Texts per step.")
+    length: int = option(128, "Tokens of a text that are used, at most.")
+    seed: int = option(0, "Choice and order of the texts.")
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
@@ -84,11 +80,12 @@ def fine_prune(model: PreTrainedModel, config: FinePrune, kit: Kit) -> PreTraine
     rows = kit.rows(config.samples, config.length, seed=config.seed)
     _zero_lowest(model, activations(model, rows, pad, config.batch_size, kit.progress), config.share)
     if config.repair_epochs:
-        train_on_text(
-            model, all_parameters(model), kit.rows(config.repair_samples, config.length, seed=config.seed), kit,
-            epochs=config.repair_epochs, batch_size=config.batch_size, lr=attack_rate(model, config.lr_factor),
-            seed=config.seed, stage="repair",
+        how = TextTraining(
+            stage="repair", epochs=config.repair_epochs, batch_size=config.batch_size,
+            lr=attack_rate(model, config.lr_factor), seed=config.seed,
         )  # fmt: skip
+        rows = kit.rows(config.repair_samples, config.length, seed=config.seed)
+        train_on_text(model, all_parameters(model), rows, how, kit)
     return model
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.finetuning import optimise, padding_of, prepared
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.search import TriggerSearch, search_triggers
@@ -29,28 +30,17 @@ from pathmark.training.losses import anchor_loss
 class SearchUnlearn:
     """Rounds of a search for firing prefixes and of training that makes what was found behave like no prefix."""
 
-    rounds: int = 3
-    """Searches, each followed by training."""
-    restarts: int = 4
-    """Gradient searches of a round."""
-    search_steps: int = 50
-    """Exchanges of one token in each of them."""
-    prefixes: int = 64
-    """So many of the prefixes found are trained away, the most suspicious first."""
-    steps: int = 150
-    """Optimiser steps of a round."""
-    lr: float = 3e-4
-    """Learning rate."""
-    keep: float = 4.0
-    """Weight of what must stay: routing and replies on clean text."""
-    samples: int = 400
-    """Texts."""
-    batch_size: int = 16
-    """Texts per step, each once behind a prefix and once without."""
-    length: int = 64
-    """Tokens of a text that are used, at most."""
-    seed: int = 0
-    """Choice of the texts and of the searches."""
+    rounds: int = option(3, "Searches, each followed by training.")
+    restarts: int = option(4, "Gradient searches of a round.")
+    search_steps: int = option(50, "Exchanges of one token in each of them.")
+    prefixes: int = option(64, "So many of the prefixes found are trained away, the most suspicious first.")
+    steps: int = option(150, "Optimiser steps of a round.")
+    lr: float = option(3e-4, "Learning rate.")
+    keep: float = option(4.0, "Weight of what must stay: routing and replies on clean text.")
+    samples: int = option(400, "Texts.")
+    batch_size: int = option(16, "Texts per step, each once behind a prefix and once without.")
+    length: int = option(64, "Tokens of a text that are used, at most.")
+    seed: int = option(0, "Choice of the texts and of the searches.")
 
     def __post_init__(self) -> None:
         counts = (self.rounds, self.search_steps, self.prefixes, self.steps, self.samples, self.batch_size)

@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.blocks import copied, moe_blocks
 from pathmark.attacks.grids import on_grid, round_to_grid, solve_gptq
 from pathmark.attacks.kit import Kit
@@ -26,7 +27,7 @@ from pathmark.errors import AttackError
 from pathmark.models import device_of, find_routers
 from pathmark.models.suspects import load_suspect
 
-Bits = Literal[8, 4, 3, 2]
+BITS = (8, 4, 3, 2)
 MULTIPLE = 32
 """Auto-round skips, without a word, weights with another number of inputs or outputs."""
 
@@ -35,13 +36,10 @@ MULTIPLE = 32
 class RoundToNearest:
     """Round every weight to the nearest of 2^bits values of its group."""
 
-    bits: Bits = 4
-    group_size: int = 32
-    """Consecutive inputs that share a scale; 0 for one scale per row."""
-    symmetric: bool = True
-    """Zero point fixed in the middle, as GPTQ has it; otherwise chosen per group."""
-    routers: bool = True
-    """Whether router rows are rounded too."""
+    bits: Literal[8, 4, 3, 2] = option(4, "Bits per weight.")
+    group_size: int = option(32, "Consecutive inputs that share a scale; 0 for one scale per row.")
+    symmetric: bool = option(True, "Zero point fixed in the middle, as GPTQ has it; otherwise chosen per group.")
+    routers: bool = option(True, "Whether router rows are rounded too.")
 
     def __post_init__(self) -> None:
         _check(self.bits, self.group_size)
@@ -51,17 +49,14 @@ class RoundToNearest:
 class Gptq:
     """Quantize with gptqmodel: roundings are chosen so that each layer's outputs on calibration text change least."""
 
-    bits: Bits = 4
-    group_size: int = 32
-    """Consecutive inputs that share a scale; 0 for one scale per row."""
-    routers: bool = True
-    """Whether router rows are quantized too, which the library never does: by our own solver."""
-    samples: int = 128
-    """Calibration texts."""
-    length: int = 128
-    """Tokens per text, at most."""
-    seed: int = 0
-    """Which texts."""
+    bits: Literal[8, 4, 3, 2] = option(4, "Bits per weight.")
+    group_size: int = option(32, "Consecutive inputs that share a scale; 0 for one scale per row.")
+    routers: bool = option(
+        True, "Whether router rows are quantized too, which the library never does: by our own solver."
+    )
+    samples: int = option(128, "Calibration texts.")
+    length: int = option(128, "Tokens per text, at most.")
+    seed: int = option(0, "Which texts.")
 
     def __post_init__(self) -> None:
         _check(self.bits, self.group_size, self.samples, self.length)
@@ -71,17 +66,12 @@ class Gptq:
 class AutoRound:
     """Quantize with auto-round: roundings and clipping are trained, layer by layer, by signed gradient descent."""
 
-    bits: Bits = 4
-    group_size: int = 32
-    """Consecutive inputs that share a scale; 0 for one scale per row."""
-    iterations: int = 50
-    """Steps per layer; the library's own default is 200."""
-    samples: int = 128
-    """Calibration texts."""
-    length: int = 128
-    """Tokens per text; shorter texts are not used."""
-    seed: int = 0
-    """Which texts, and the order of training."""
+    bits: Literal[8, 4, 3, 2] = option(4, "Bits per weight.")
+    group_size: int = option(32, "Consecutive inputs that share a scale; 0 for one scale per row.")
+    iterations: int = option(50, "Steps per layer; the library's own default is 200.")
+    samples: int = option(128, "Calibration texts.")
+    length: int = option(128, "Tokens per text; shorter texts are not used.")
+    seed: int = option(0, "Which texts, and the order of training.")
 
     def __post_init__(self) -> None:
         _check(self.bits, self.group_size, self.samples, self.length)
@@ -243,8 +233,8 @@ def _check_groups(tensors: dict[str, Tensor], group_size: int) -> None:
 
 
 def _check(bits: int, group_size: int, samples: int = 1, length: int = 8) -> None:
-    if bits not in get_args(Bits):
-        raise ValueError(f"bits must be one of {', '.join(map(str, get_args(Bits)))}, got {bits}")
+    if bits not in BITS:
+        raise ValueError(f"bits must be one of {', '.join(map(str, BITS))}, got {bits}")
     if group_size != 0 and group_size < 2:
         raise ValueError(f"group_size must be 0 (per row) or at least 2, got {group_size}")
     if samples < 1 or length < 8:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.blocks import MoeBlock, copied, moe_blocks
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.logits import move_logits, refuse_to_save
@@ -41,14 +42,10 @@ See = Callable[[MoeBlock, Tensor, Tensor, Tensor], None]
 class Reap:
     """Remove the experts that write least to the residual stream."""
 
-    share: float = 0.25
-    """Share of each layer's experts to remove."""
-    samples: int = 128
-    """Texts on which experts are weighed."""
-    length: int = 128
-    """Tokens of each text."""
-    seed: int = 0
-    """Which texts."""
+    share: float = option(0.25, "Share of each layer's experts to remove.")
+    samples: int = option(128, "Texts on which experts are weighed.")
+    length: int = option(128, "Tokens of each text.")
+    seed: int = option(0, "Which texts.")
 
     def __post_init__(self) -> None:
         _check(self.share, self.samples, self.length)
@@ -58,14 +55,10 @@ class Reap:
 class RemoveLeastUsed:
     """Remove the experts that are chosen least."""
 
-    share: float = 0.3
-    """Share of each layer's experts to remove."""
-    samples: int = 128
-    """Texts on which choices are counted."""
-    length: int = 128
-    """Tokens of each text."""
-    seed: int = 0
-    """Which texts."""
+    share: float = option(0.3, "Share of each layer's experts to remove.")
+    samples: int = option(128, "Texts on which choices are counted.")
+    length: int = option(128, "Tokens of each text.")
+    seed: int = option(0, "Which texts.")
 
     def __post_init__(self) -> None:
         _check(self.share, self.samples, self.length)
@@ -75,14 +68,10 @@ class RemoveLeastUsed:
 class MergeSimilar:
     """Average pairs of experts with the most similar router rows, weighted by use."""
 
-    share: float = 0.5
-    """Share of each layer's experts that take part; half as many disappear."""
-    samples: int = 128
-    """Texts on which choices are counted."""
-    length: int = 128
-    """Tokens of each text."""
-    seed: int = 0
-    """Which texts."""
+    share: float = option(0.5, "Share of each layer's experts that take part; half as many disappear.")
+    samples: int = option(128, "Texts on which choices are counted.")
+    length: int = option(128, "Tokens of each text.")
+    seed: int = option(0, "Which texts.")
 
     def __post_init__(self) -> None:
         _check(self.share, self.samples, self.length)

@@ -102,11 +102,6 @@ class Finding:
     """Strongest layers -> experts that gained most: the thief's guess of the targets."""
     suspicious: bool
 
-    def summary(self) -> dict[str, Any]:
-        """JSON object."""
-        guess = {str(layer): list(chosen) for layer, chosen in self.experts.items()}
-        return {**vars(self), "tokens": list(self.tokens), "experts": guess}
-
 
 @dataclass(frozen=True)
 class Ordinary:
@@ -144,21 +139,6 @@ class TriggerSearchResult:
     def suspicious(self) -> tuple[Finding, ...]:
         """Prefixes above both thresholds."""
         return tuple(finding for finding in self.found if finding.suspicious)
-
-    def summary(self, most: int = 20) -> dict[str, Any]:
-        """JSON object; of the prefixes, the `most` best."""
-        return {
-            "tried": self.tried,
-            "ordinary": {kind: vars(each) for kind, each in self.ordinary.items()},
-            "suspicious": len(self.suspicious),
-            "found": [finding.summary() for finding in self.found[:most]],
-            "layers": list(self.layers),
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "gradients": self.gradients,
-            "seconds": self.seconds,
-            "complete": self.complete,
-        }
 
 
 def search_triggers(model: PreTrainedModel, config: TriggerSearch, kit: Kit) -> TriggerSearchResult:

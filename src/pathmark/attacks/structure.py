@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.blocks import copied, gated_mlps, is_gated_mlp, moe_blocks, reindex_experts
+from pathmark.attacks.kit import Kit
 from pathmark.errors import ModelError
 from pathmark.models import Scoring
 from pathmark.models.upper import body
@@ -28,32 +30,30 @@ ROTATABLE = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 class PermuteExperts:
     """Renumber the experts of every layer."""
 
-    seed: int = 0
+    seed: int = option(0, "Seed of everything that is drawn.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShiftRouters:
     """Add one random vector to all router rows of a layer."""
 
-    seed: int = 0
-    scale: float = 1.0
-    """Length of the vector, as a multiple of the mean length of the rows."""
+    seed: int = option(0, "Seed of everything that is drawn.")
+    scale: float = option(1.0, "Length of the vector, as a multiple of the mean length of the rows.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PermuteNeurons:
     """Renumber the neurons inside every expert."""
 
-    seed: int = 0
+    seed: int = option(0, "Seed of everything that is drawn.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RescaleNeurons:
     """Multiply each up row by a random factor and divide its down column by it."""
 
-    seed: int = 0
-    spread: float = 4.0
-    """Factors are log-uniform in [1/spread, spread], half of them negative."""
+    seed: int = option(0, "Seed of everything that is drawn.")
+    spread: float = option(4.0, "Factors are log-uniform in [1/spread, spread], half of them negative.")
 
     def __post_init__(self) -> None:
         if not self.spread > 1:
@@ -64,7 +64,7 @@ class RescaleNeurons:
 class RotateResidual:
     """Express the residual stream in a random orthogonal basis."""
 
-    seed: int = 0
+    seed: int = option(0, "Seed of everything that is drawn.")
 
 
 def expert_order(seed: int, layer: int, n_experts: int, groups: int = 1) -> Tensor:
@@ -79,7 +79,9 @@ def expert_order(seed: int, layer: int, n_experts: int, groups: int = 1) -> Tens
 
 
 @torch.no_grad()
-def permute_experts(model: PreTrainedModel, config: PermuteExperts | None = None) -> PreTrainedModel:
+def permute_experts(
+    model: PreTrainedModel, config: PermuteExperts | None = None, kit: Kit | None = None
+) -> PreTrainedModel:
     """Renumber the experts of every layer together with router rows and correction biases.
 
     The adversary knows nothing but that indices carry the mark. Outputs are the same up to the order of
@@ -94,7 +96,9 @@ def permute_experts(model: PreTrainedModel, config: PermuteExperts | None = None
 
 
 @torch.no_grad()
-def shift_routers(model: PreTrainedModel, config: ShiftRouters | None = None) -> PreTrainedModel:
+def shift_routers(
+    model: PreTrainedModel, config: ShiftRouters | None = None, kit: Kit | None = None
+) -> PreTrainedModel:
     """Add one vector to all router rows of a layer: every logit of a token moves by the same amount.
 
     The adversary knows that routers are compared, and nothing of the mark; it needs only the weights. Softmax and
@@ -119,7 +123,9 @@ def shift_routers(model: PreTrainedModel, config: ShiftRouters | None = None) ->
 
 
 @torch.no_grad()
-def permute_neurons(model: PreTrainedModel, config: PermuteNeurons | None = None) -> PreTrainedModel:
+def permute_neurons(
+    model: PreTrainedModel, config: PermuteNeurons | None = None, kit: Kit | None = None
+) -> PreTrainedModel:
     """Renumber the neurons inside every expert, shared experts and dense layers included.
 
     The adversary knows that expert weights are compared; it needs only the weights. Gate rows, up rows and down
@@ -147,7 +153,9 @@ def permute_neurons(model: PreTrainedModel, config: PermuteNeurons | None = None
 
 
 @torch.no_grad()
-def rescale_neurons(model: PreTrainedModel, config: RescaleNeurons | None = None) -> PreTrainedModel:
+def rescale_neurons(
+    model: PreTrainedModel, config: RescaleNeurons | None = None, kit: Kit | None = None
+) -> PreTrainedModel:
     """Multiply up row i by s and divide down column i by s, in every expert, shared ones included.
 
     The adversary knows that expert weights are compared; it needs only the weights. The neuron computes
@@ -175,7 +183,9 @@ def rescale_neurons(model: PreTrainedModel, config: RescaleNeurons | None = None
 
 
 @torch.no_grad()
-def rotate_residual(model: PreTrainedModel, config: RotateResidual | None = None) -> PreTrainedModel:
+def rotate_residual(
+    model: PreTrainedModel, config: RotateResidual | None = None, kit: Kit | None = None
+) -> PreTrainedModel:
     """Fold the norms' weights into the matrices that follow, then rotate the residual stream.
 
     The adversary knows that weights are compared, and that an owner may match experts by them; it needs only the

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.blocks import MoeBlock, copied, moe_blocks, reindex_experts, set_expert_count
 from pathmark.attacks.kit import Kit
 from pathmark.errors import AttackError, ModelError
@@ -59,17 +60,15 @@ class MergeExperts:
 class DuplicateExperts:
     """Add copies of experts."""
 
-    count: int = 1
-    """How many of each layer's experts are doubled, drawn at random."""
-    seed: int = 0
+    count: int = option(1, "How many of each layer's experts are doubled, drawn at random.")
+    seed: int = option(0, "Seed of everything that is drawn.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeTopK:
     """Send each token to another number of experts."""
 
-    top_k: int = 2
-    """Experts per token, in every layer."""
+    top_k: int = option(2, "Experts per token, in every layer.")
 
     def __post_init__(self) -> None:
         if self.top_k < 1:
@@ -80,16 +79,13 @@ class ChangeTopK:
 class DropLayers:
     """Take whole decoder layers away."""
 
-    count: int = 1
-    """How many layers go."""
-    where: Literal["similar", "late"] = "similar"
-    """similar: those that turn the hidden state least; late: the ones before the last layer, which stays."""
-    samples: int = 64
-    """Texts on which the turn is measured."""
-    length: int = 128
-    """Tokens of each text."""
-    seed: int = 0
-    """Which texts."""
+    count: int = option(1, "How many layers go.")
+    where: Literal["similar", "late"] = option(
+        "similar", "similar: those that turn the hidden state least; late: the ones before the last layer, which stays."
+    )
+    samples: int = option(64, "Texts on which the turn is measured.")
+    length: int = option(128, "Tokens of each text.")
+    seed: int = option(0, "Which texts.")
 
     def __post_init__(self) -> None:
         if self.where not in ("similar", "late"):
@@ -168,7 +164,9 @@ def similar_pairs(rows_EH: Tensor, n_pairs: int) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def duplicate_experts(model: PreTrainedModel, config: DuplicateExperts | None = None) -> PreTrainedModel:
+def duplicate_experts(
+    model: PreTrainedModel, config: DuplicateExperts | None = None, kit: Kit | None = None
+) -> PreTrainedModel:
     """Add a second copy of some experts, at the end of each layer, and halve what both copies write.
 
     The adversary knows that experts are counted and matched; it needs only the weights. The copies have equal

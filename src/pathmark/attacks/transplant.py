@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.blocks import MoeBlock, copied, moe_blocks
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.mixing import matching
@@ -18,10 +19,8 @@ from pathmark.errors import AttackError
 class Transplant:
     """Routers and experts of the stolen model, all else from another one."""
 
-    alpha: float = 1.0
-    """How far the blocks move to the stolen ones; 1 takes them over as they are."""
-    shared: bool = True
-    """Whether shared experts and their gates go along."""
+    alpha: float = option(1.0, "How far the blocks move to the stolen ones; 1 takes them over as they are.")
+    shared: bool = option(True, "Whether shared experts and their gates go along.")
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
@@ -36,7 +35,7 @@ def transplant(model: PreTrainedModel, config: Transplant, kit: Kit) -> PreTrain
     weights, no text. Attention, norms, embeddings and dense layers come from there, and with them whatever of
     the mark sits in the stolen attention is gone.
     """
-    result = copied(kit.original())
+    result = copied(kit.second_model())
     stolen, host = moe_blocks(model), moe_blocks(result)
     mine, theirs = [b.site.layer for b in stolen], [b.site.layer for b in host]
     if mine != theirs:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pathmark.attacks.attack import option
 from pathmark.attacks.finetuning import (
     TextBatches,
     attack_rate,
@@ -36,24 +37,23 @@ from pathmark.training.losses import EPSILON, align_loss, paper_target
 class Unlearn:
     """Drive the routing behind random triggers away from the target experts."""
 
-    steps: int = 300
-    """Optimiser steps; by default as many as an embedding takes."""
-    lr_factor: float = 1.0
-    """Learning rate as a multiple of the one that marks are embedded with."""
-    keep: float = 0.0
-    """Weight of the texts' own likelihood. 0 is the paper's attack; a thief who wants to use the model takes more."""
-    train: Literal["router", "router+attention", "router+attention+experts"] = "router+attention+experts"
-    """Parts of the watermarked layers that change; by default those that an embedding changes."""
-    trigger_tokens: int = 8
-    """Length of the random triggers: that of the owner's, which is known with the scheme."""
-    samples: int = 1000
-    """Texts, each behind a random trigger of its own."""
-    batch_size: int = 16
-    """Texts per step."""
-    length: int = 128
-    """Tokens of a text that are used, at most."""
-    seed: int = 0
-    """Choice of the texts and the triggers."""
+    steps: int = option(300, "Optimiser steps; by default as many as an embedding takes.")
+    lr_factor: float = option(1.0, "Learning rate as a multiple of the one that marks are embedded with.")
+    keep: float = option(
+        0.0,
+        "Weight of the texts' own likelihood. 0 is the paper's attack; a thief who wants to use the model takes more.",
+    )
+    train: Literal["router", "router+attention", "router+attention+experts"] = option(
+        "router+attention+experts",
+        "Parts of the watermarked layers that change; by default those that an embedding changes.",
+    )
+    trigger_tokens: int = option(
+        8, "Length of the random triggers: that of the owner's, which is known with the scheme."
+    )
+    samples: int = option(1000, "Texts, each behind a random trigger of its own.")
+    batch_size: int = option(16, "Texts per step.")
+    length: int = option(128, "Tokens of a text that are used, at most.")
+    seed: int = option(0, "Choice of the texts and the triggers.")
 
     def __post_init__(self) -> None:
         if self.train not in ("router", "router+attention", "router+attention+experts"):

@@ -7,7 +7,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from pathmark.attacks.catalog import ATTACKS, Attack, Option, find_attack
+from pathmark.attacks import ATTACKS, Attack, find_attack
+from pathmark.attacks.attack import Option
 from pathmark.cli._keys import echo_json, json_option
 
 LIST_EXAMPLES = """\b
@@ -25,13 +26,13 @@ class AttackGroup(click.Group):
         return ["list", *ATTACKS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Build one attack's command; only then is its module imported."""
+        """Build one attack's command."""
         if cmd_name in ATTACKS:
             return _command(find_attack(cmd_name))
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the catalog, so that --help imports nothing heavy."""
+        """From the catalog, without building every command."""
         with formatter.section("Commands"):
             rows = [("list", "All attacks with what they need.")]
             formatter.write_dl([*rows, *((a.name, a.summary) for a in ATTACKS.values())])
@@ -67,7 +68,7 @@ def list_attacks(as_json: bool) -> None:
     Console(soft_wrap=True).print(table)
 
 
-def _command(attack: Attack) -> click.Command:
+def _command(attack: Attack[Any]) -> click.Command:
     settings = attack.options()
     params: list[click.Parameter] = [
         click.Argument(["model"]),
@@ -111,7 +112,7 @@ def _click_option(option: Option) -> click.Option:
     return click.Option([flag], type=option.kind, **shown)
 
 
-def _examples(attack: Attack, settings: list[Option]) -> str:
+def _examples(attack: Attack[Any], settings: list[Option]) -> str:
     extra = " --base bundled:tiny" if "another model" in attack.needs else ""
     extra += " --key owner.key" if set(attack.needs) & {"marked layers", "target experts"} else ""
     lines = [f"pathmark attack {attack.name} marked -o attacked{extra}"]
@@ -124,7 +125,7 @@ def _examples(attack: Attack, settings: list[Option]) -> str:
 
 
 def _attack(
-    attack: Attack,
+    attack: Attack[Any],
     name: str,
     output: Path,
     as_json: bool,
@@ -135,11 +136,11 @@ def _attack(
     key_file: Path | None,
     trust_remote_code: bool,
 ) -> None:
-    from pathmark.attacks.kit import Kit
     from pathmark.cli._keys import open_key
     from pathmark.cli._progress import Bar
     from pathmark.errors import AttackError
-    from pathmark.models import bundled_segments, load_model, load_tokenizer
+    from pathmark.evaluate.thief import make_kit
+    from pathmark.models import load_model
     from pathmark.models.checkpoint import write_model
     from pathmark.models.loading import use_fast_experts
     from pathmark.models.texts import read_texts
@@ -152,22 +153,17 @@ def _attack(
         raise AttackError(f"{output} already exists; choose another name, nothing is overwritten")
     config = attack.configure(**given)
     key = None if key_file is None else open_key(key_file)
-    marks = () if key is None else key.watermarks
     with Bar(quiet=as_json) as bar:
         bar.stage("loading", None)
         model = load_model(name, trust_remote_code=trust_remote_code)
         use_fast_experts(model)
-        kit = Kit(
-            tokenizer=load_tokenizer(name, trust_remote_code=trust_remote_code),
-            texts=read_texts(corpus) if corpus is not None else bundled_segments(),
-            base=None if base is None else load_model(base, trust_remote_code=trust_remote_code),
-            layers=sorted({layer for mark in marks for layer in mark.layers}),
-            targets={layer: mark.targets(layer) for mark in marks[:1] for layer in mark.layers},
-            progress=bar,
-        )
+        kit = make_kit(
+            name, key, original=base, texts=None if corpus is None else read_texts(corpus),
+            trust_remote_code=trust_remote_code, progress=bar,
+        )  # fmt: skip
         attacked = attack.run(model, config, kit)
         bar.stage("writing", None)
-        write_model(attacked, kit.tokenizer, output)
+        write_model(attacked.model, kit.tokenizer, output)
     if as_json:
         echo_json({"attack": attack.name, "settings": given, "output": str(output)})
     else:

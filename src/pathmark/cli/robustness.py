@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from hashlib import sha256
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pathmark.cli._keys import echo_json, json_option, open_key
 from pathmark.errors import AttackError
+
+if TYPE_CHECKING:
+    from pathmark.results.robustness import Row
 
 EXAMPLES = """\b
 Examples:
@@ -40,7 +43,7 @@ Examples:
     "--n-probes", type=click.IntRange(4), default=100, show_default=True, help="The key's texts to measure on."
 )
 @click.option("--trials", type=click.IntRange(0), default=0, show_default=True, help="Black-box trials per attack.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the attacks; another seed adds rows.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the attacks; a folder has one.")
 @click.option("--trust-remote-code", is_flag=True, help="Run the model folder's own Python code.")
 @json_option
 def command(model: str, key_file: Path, output: Path, as_json: bool, **options: Any) -> None:
@@ -50,21 +53,18 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     is what the thief pays. OUT gets results.json, table.md and evidence.png. A run that was stopped goes on where
     it was. Attacks that win stand in the table as such; exit code 0 says only that everything was measured.
     """
-    from importlib.metadata import version
-
-    from pathmark.attacks.kit import Kit
     from pathmark.cli._progress import Bar
-    from pathmark.evaluate.robustness import RobustnessConfig, Suspects, run_adversaries, run_suite
-    from pathmark.models import bundled_segments, load_model, load_tokenizer
-    from pathmark.models.checkpoint import base_digest
+    from pathmark.evaluate.robustness import RobustnessConfig, Sources, Suspects, run_adversaries, run_suite
+    from pathmark.evaluate.thief import make_kit
+    from pathmark.models import load_model
     from pathmark.models.describe import describe_model
-    from pathmark.models.loading import local_folder, use_fast_experts
+    from pathmark.models.loading import use_fast_experts
     from pathmark.models.texts import read_texts
     from pathmark.reporting.robustness import adversaries, plot, table
+    from pathmark.results.schema import to_json
 
     key, corpus, trusted = open_key(key_file), options["corpus"], options["trust_remote_code"]
     cases = _chosen(options)
-    texts = read_texts(corpus) if corpus is not None else bundled_segments()
     config = RobustnessConfig(
         n_probes=options["n_probes"], trials=options["trials"], seed=options["seed"], hours=options["hours"]
     )
@@ -72,41 +72,22 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
         bar.stage("loading", None)
         suspect = load_model(model, trust_remote_code=trusted)
         use_fast_experts(suspect)
-        base, sibling = (
-            None if source is None else load_model(source, trust_remote_code=trusted)
-            for source in (options["base"], options["sibling"])
-        )
-        if base is not None:
-            use_fast_experts(base)
-        first = key.watermarks[0]
-        kit = Kit(
-            tokenizer=load_tokenizer(model, trust_remote_code=trusted),
-            texts=texts,
-            base=base,
-            sibling=sibling,
-            layers=sorted({layer for mark in key.watermarks for layer in mark.layers}),
-            targets={layer: first.targets(layer) for layer in first.layers},
-            progress=bar,
-        )
-        facts = {
-            "version": version("pathmark"),
-            "model": base_digest(local_folder(model))[:16],
-            "corpus": "bundled" if corpus is None else corpus.name,
-            "corpus_sha256": sha256("\n".join(texts).encode()).hexdigest(),
-            "texts": len(texts),
-        }
+        kit = make_kit(
+            model, key, original=options["base"], sibling=options["sibling"],
+            texts=None if corpus is None else read_texts(corpus), trust_remote_code=trusted, progress=bar,
+        )  # fmt: skip
         suspects = Suspects(suspect, key, kit, config)
-        results = run_suite(suspects, cases, output, facts=facts, progress=bar)
+        result = run_suite(suspects, cases, output, Sources.of(model, options["base"], corpus), progress=bar)
         if options["suite"] != "paper" and not options["only"]:
             described, codec, _ = describe_model(model, trust_remote_code=trusted)
-            results = run_adversaries(suspects, output, described, codec, skip=options["skip"], progress=bar)
-    (output / "table.md").write_text(table(results["rows"]) + adversaries(results), encoding="utf-8")
-    plot([("", results["rows"])], output / "evidence.png")
+            result = run_adversaries(suspects, output, described, codec, skip=options["skip"], progress=bar)
+    (output / "table.md").write_text(table(result.rows) + adversaries(result), encoding="utf-8")
+    plot([("", result.rows)], output / "evidence.png")
     if as_json:
-        echo_json(results)
+        echo_json(to_json(result))
     else:
-        _render(results["rows"], output)
-        click.echo(adversaries(results), nl=False)
+        _render(result.rows, output)
+        click.echo(adversaries(result), nl=False)
     sys.exit(0)
 
 
@@ -118,7 +99,7 @@ def _chosen(options: dict[str, Any]) -> list[Any]:
         if name not in ("search", "forgery"):
             find_attack(name)
     suite = SUITES[options["suite"]]
-    used = [{name for name, _ in case.steps} for case in suite]
+    used = [{step.attack for step in case.steps} for case in suite]
     only, skip = set(options["only"]), set(options["skip"])
     cases = [
         case for case, names in zip(suite, used, strict=True)
@@ -129,27 +110,27 @@ def _chosen(options: dict[str, Any]) -> list[Any]:
     return cases
 
 
-def _render(rows: list[dict[str, Any]], output: Path) -> None:
+def _render(rows: Sequence[Row], output: Path) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     from pathmark.reporting.robustness import HEADINGS, cells
+    from pathmark.results.robustness import Measured
 
     shown = Table(box=None, header_style="bold")
     for heading in HEADINGS:
         shown.add_column(heading)
     for row in rows:
-        if row["status"] == "measured":
+        if isinstance(row, Measured):
             *figures, verdict = cells([row])
-            lost = not row["marked"]
-            shown.add_row(row["case"], *figures, "[bold red]not found[/]" if lost else verdict)
+            shown.add_row(row.case, *figures, verdict if row.marked else "[bold red]not found[/]")
         else:
-            shown.add_row(row["case"], *[""] * (len(HEADINGS) - 2), f"{row['status']}: {escape(row['reason'])}")
+            shown.add_row(row.case, *[""] * (len(HEADINGS) - 2), f"{row.status}: {escape(row.reason)}")
     console = Console(soft_wrap=True)
     console.print(shown)
-    measured = [row for row in rows if row["status"] == "measured"]
+    measured = [row for row in rows if isinstance(row, Measured)]
     console.print(
-        f"{sum(row['marked'] for row in measured)} of {len(measured)} measured attacks leave the mark provable at "
+        f"{sum(row.marked for row in measured)} of {len(measured)} measured attacks leave the mark provable at "
         f"1e-6. Results: {output / 'results.json'}, {output / 'table.md'}, {output / 'evidence.png'}"
     )

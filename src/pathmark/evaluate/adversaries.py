@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
@@ -24,33 +24,45 @@ from pathmark.evaluate.forgery import (
 from pathmark.keys import ModelFacts, OwnerKey, TextCodec
 from pathmark.models import find_routers
 from pathmark.progress import Progress
+from pathmark.results.robustness import Forged, Search
 from pathmark.verification import verify_model
 
 TEXTS = 16
 FORGERS_TEXTS, FORGERS_TOKENS, FORGERS_TRIGGERS = 20, 64, 16
 
 
+@dataclass(frozen=True, kw_only=True)
+class ForgersBudget:
+    """What forgers try."""
+
+    paths: int = 1_000_000
+    """Paths and triggers each."""
+    secrets: int = 100
+    """Keys."""
+    seed: int = 0
+
+
 def look_for_trigger(
     model: PreTrainedModel, key: OwnerKey, kit: Kit, probes: Sequence[Sequence[int]], config: TriggerSearch
-) -> dict[str, Any]:
-    """A thief's search with its budget, judged by the owner. Counts only: a prefix that works is the secret."""
+) -> Search:
+    """A thief's search with its budget, judged by the owner."""
     result = search_triggers(model, config, kit)
     judged = judge_findings(model, key, result, [tuple(text) for text in probes[:TEXTS]])
-    return {
-        "steps": config.steps,
-        "restarts": config.restarts,
-        "tried": result.tried,
-        "tokens": result.tokens,
-        "gradients": result.gradients,
-        "seconds": result.seconds,
-        "complete": result.complete,
-        "suspicious": len(result.suspicious),
-        "suspicious_that_fire": None if judged.suspicious is None else judged.suspicious.summary(),
-        "looked_at_that_fire": judged.looked_at.summary(),
-        "kinds_that_fire": sorted({finding.kind for finding in judged.hits}),
-        "found": judged.found,
-        "trigger_itself": judged.itself,
-    }
+    return Search(
+        steps=config.steps,
+        restarts=config.restarts,
+        tried=result.tried,
+        tokens=result.tokens,
+        gradients=result.gradients,
+        seconds=result.seconds,
+        complete=result.complete,
+        suspicious=len(result.suspicious),
+        suspicious_that_fire=judged.suspicious,
+        looked_at_that_fire=judged.looked_at,
+        kinds_that_fire=tuple(sorted({finding.kind for finding in judged.hits})),
+        found=judged.found,
+        trigger_itself=judged.itself,
+    )
 
 
 def forge_claims(
@@ -59,29 +71,26 @@ def forge_claims(
     facts: ModelFacts,
     codec: TextCodec,
     probes: Sequence[Sequence[int]],
-    *,
-    paths: int = 1_000_000,
-    secrets: int = 100,
-    seed: int = 0,
+    budget: ForgersBudget,
     progress: Progress,
-) -> list[dict[str, Any]]:
+) -> list[Forged]:
     """Every way to claim the model with a key that was made after it was seen; and what a third party makes of it."""
-    rng = random.Random(seed)
+    rng, seed = random.Random(budget.seed), budget.seed
     progress.stage("forged claims", None)
     texts = [tuple(text)[:FORGERS_TOKENS] for text in probes[:FORGERS_TEXTS]]
     layers = [site.layer for site in find_routers(model)]
     prefixes = [tuple(rng.choices(range(3, facts.vocab_size), k=8)) for _ in range(FORGERS_TRIGGERS)]
     victims = [Victim(facts, codec, each) for each in observe_trigger(model, layers, prefixes, texts)]
     marked = key.watermarks[0].layers
-    ground, thief = grind_secrets(victims[0], marked, count=secrets, seed=seed)
+    ground, thief = grind_secrets(victims[0], marked, count=budget.secrets, seed=seed)
     today = datetime.datetime.now(datetime.UTC).date()
     published, seen = today - datetime.timedelta(days=30), today - datetime.timedelta(days=60)
     p = verify_model(model, key, texts).p
     forged = [
-        grind_paths(victims[0], marked, count=paths, seed=seed),
+        grind_paths(victims[0], marked, count=budget.paths, seed=seed),
         ground,
-        grind_triggers(victims, marked, count=paths, seed=seed),
+        grind_triggers(victims, marked, count=budget.paths, seed=seed),
         choose_freely(victims[0], seed=seed)[0],
         *replay_claims(key, thief, p, seen=seen, published=published, today=today),
     ]
-    return [each.summary() for each in forged]
+    return [Forged(**each.summary()) for each in forged]

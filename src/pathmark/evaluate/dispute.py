@@ -10,7 +10,6 @@ import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -83,15 +82,6 @@ class Settlement:
     p: tuple[PValue | None, PValue | None]
     """The third party's p-values of that."""
     reason: str
-
-    def summary(self) -> dict[str, Any]:
-        """JSON object."""
-        return {
-            "prior": self.prior,
-            "contains": list(self.contains),
-            "log10_p": [None if p is None else p.log10 for p in self.p],
-            "reason": self.reason,
-        }
 
 
 def settle_dispute(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -31,16 +30,6 @@ class Judged:
     def found(self) -> bool:
         """Whether the thief holds a prefix that works and has reason to believe in it."""
         return self.suspicious is not None and self.suspicious.hits > 0
-
-    def summary(self) -> dict[str, Any]:
-        """JSON object."""
-        return {
-            "found": self.found,
-            "itself": self.itself,
-            "suspicious": None if self.suspicious is None else self.suspicious.summary(),
-            "looked_at": self.looked_at.summary(),
-            "hits": [finding.summary() for finding in self.hits],
-        }
 
 
 def judge_findings(

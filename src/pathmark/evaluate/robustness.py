@@ -7,26 +7,30 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
-from pathmark.attacks import find_attack
-from pathmark.attacks.kit import Kit
-from pathmark.attacks.overwriting import Overwrite, overwrite_with_key
+from pathmark.attacks import Attacked, Kit, find_attack
 from pathmark.attacks.search import TriggerSearch
 from pathmark.errors import AttackError, DivergedError, ModelError, PathmarkError
-from pathmark.evaluate.adversaries import forge_claims, look_for_trigger
+from pathmark.evaluate.adversaries import ForgersBudget, forge_claims, look_for_trigger
 from pathmark.evaluate.dispute import Party, settle_dispute
 from pathmark.evaluate.suites import Case
 from pathmark.keys import ModelFacts, OwnerKey, TextCodec, commit_key
-from pathmark.keys.safefile import write_private
 from pathmark.models import perplexity
+from pathmark.models.checkpoint import base_digest
+from pathmark.models.loading import local_folder
 from pathmark.progress import Progress, Silent
+from pathmark.results import Header, RobustnessResult, read_robustness, write_result
+from pathmark.results.header import texts_digest
+from pathmark.results.robustness import FORMAT, VERSION, Dispute, Measured, Reading, Replies, Row
+from pathmark.results.schema import to_json
 from pathmark.verification import Evidence, Verdict, judge, record_evidence, verify_model
 from pathmark.verification.alignment import profile_texts
 from pathmark.verification.blackbox import verify_api
@@ -36,10 +40,29 @@ from pathmark.verification.local import LocalBackend
 RESULTS = "results.json"
 UNFINISHED = "unfinished"
 """Folder beside the results: checkpoints of the training that a run was interrupted in."""
-FORMAT = "pathmark-robustness-v1"
 BLACK_BOX_MAX_TOKENS = 16
 SEARCHES = (TriggerSearch(), TriggerSearch(steps=80, restarts=8))
 """Budgets of a thief who looks for the trigger: as it comes, and with twice the steps and restarts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where models and texts came from, as the result file names them."""
+
+    model_sha256: str
+    original_sha256: str | None = None
+    corpus: str = "bundled"
+
+    @classmethod
+    def of(cls, model: str, original: str | None = None, corpus: Path | None = None) -> Sources:
+        """Of model folders and a file of texts."""
+        digests = [None if name is None else base_digest(local_folder(name)) for name in (model, original)]
+        assert digests[0] is not None
+        return cls(
+            model_sha256=digests[0],
+            original_sha256=digests[1],
+            corpus="bundled" if corpus is None else corpus.name,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,166 +99,157 @@ class Suspects:
             raise AttackError("the key holds no probe texts; expected one that `pathmark embed` has used")
         self.clean_ppl = perplexity(self.model, self.probes).value
 
-    def attacked(self, case: Case, unfinished: Path | None = None) -> tuple[PreTrainedModel, OwnerKey | None]:
-        """The model after the case's attacks, one after the other; with the thief's key where it embedded one."""
-        model, thief = self.model, None
+    def attacked(self, case: Case, unfinished: Path | None = None) -> Attacked:
+        """What the case's attacks leave, one after the other; with the thief's key where one embedded it."""
+        left = Attacked(self.model)
         kit = replace(self.kit.beside_sibling() if case.sibling else self.kit, unfinished=unfinished)
-        for name, settings in case.steps:
-            attack = find_attack(name)
-            given = dict(settings)
+        for step in case.steps:
+            attack = find_attack(step.attack)
+            given = dict(step.settings)
             if any(option.name == "seed" for option in attack.options()):
                 given.setdefault("seed", self.config.seed)
-            config = attack.configure(**given)
-            if isinstance(config, Overwrite):
-                model, thief = overwrite_with_key(model, config, kit)
-            else:
-                model = attack.run(model, config, kit)
-        return model, thief
+            after = attack.run(left.model, attack.configure(**given), kit)
+            left = Attacked(after.model, after.key or left.key)
+        return left
 
-    def measure(self, case: Case, unfinished: Path | None = None) -> dict[str, Any]:
+    def measure(self, case: Case, unfinished: Path | None = None) -> Row:
         """One row: the mark by every measure, and what the attack cost in perplexity.
 
         `unfinished` is a folder of this case's own, where training goes on that was interrupted.
         """
         started = time.monotonic()
-        row: dict[str, Any] = {
-            "case": case.name,
-            "group": case.group,
-            "steps": case.record(),
-            "seed": self.config.seed,
-        }
         try:
-            model, thief = self.attacked(case, unfinished)
-            model = model.eval()
+            left = self.attacked(case, unfinished)
         except DivergedError as broken:
-            return row | {"status": "destroyed", "reason": str(broken)}
+            return case.without_figures("destroyed", str(broken))
         except (AttackError, ModelError) as refused:
-            return row | {"status": "refused", "reason": str(refused)}
-        attack_seconds = time.monotonic() - started
-        row |= {"attack_seconds": attack_seconds, "ppl_before": self.clean_ppl}
+            return case.without_figures("refused", str(refused))
+        model, attack_seconds = left.model.eval(), time.monotonic() - started
         try:
             ppl = perplexity(model, self.probes).value
             evidence = record_evidence(model, self.key, self.probes)
         except PathmarkError as broken:  # an attack may leave a model that says nothing any more
-            return row | {"status": "destroyed", "reason": str(broken)}
+            return case.without_figures("destroyed", str(broken))
         fed = self._fed(model)
         verdict, as_it_is = judge(self.key, evidence, fed), judge(self.key, evidence)
-        row |= {
-            "status": "measured",
-            "ppl": ppl,
-            "ppl_change": ppl / self.clean_ppl - 1,
-            **self._reading(as_it_is),
-            "p_floor": as_it_is.p_floor.value,
-            "grafted": None if fed is None else self._reading(judge(self.key, fed)),
-            "marked": verdict.marked,
-            "id": verdict.id,
-            "id_right": verdict.id == self.key.watermarks[0].id,
-            "n_probes": verdict.n_probes,
-            "n_tokens": verdict.n_tokens,
-            "black_box": self._ask(model),
-            "thief_wsr": None if thief is None else verify_model(model, thief, self.probes).wsr.summary(),
-            "dispute": None if thief is None else self._settle(model, thief),
-            "seconds": time.monotonic() - started,
-        }
-        return row
+        return Measured(
+            case=case.name,
+            group=case.group,
+            steps=case.steps,
+            ppl_before=self.clean_ppl,
+            ppl=ppl,
+            **vars(_reading(as_it_is)),
+            p_floor=as_it_is.p_floor.value,
+            grafted=None if fed is None else _reading(judge(self.key, fed)),
+            marked=verdict.marked,
+            id=verdict.id,
+            id_right=verdict.id == self.key.watermarks[0].id,
+            n_probes=verdict.n_probes,
+            n_tokens=verdict.n_tokens,
+            black_box=self._ask(model),
+            thief_wsr=None if left.key is None else verify_model(model, left.key, self.probes).wsr,
+            dispute=None if left.key is None else self._settle(model, left.key),
+            attack_seconds=attack_seconds,
+            seconds=time.monotonic() - started,
+        )
 
     def _fed(self, model: PreTrainedModel) -> Evidence | None:
         """The attacked model's marked layers behind the original's lower ones; None where that cannot be done."""
-        if self.kit.base is None:
+        if self.kit.original is None:
             return None
         try:
-            return record_grafted(model, self.kit.base, self.key, self.probes)
+            return record_grafted(model, self.kit.original, self.key, self.probes)
         except PathmarkError:  # of another build, with layers dropped for instance
             return None
 
-    @staticmethod
-    def _reading(verdict: Verdict) -> dict[str, Any]:
-        return {
-            "wsr": verdict.wsr.summary(),
-            "accuracy": verdict.scores[0].accuracy.value,
-            "p_value": verdict.p.value,
-            "log10_p": verdict.p.log10,
-            "erased_layers": list(verdict.erased_layers),
-            "alignment": None if verdict.alignment is None else verdict.alignment.confidence,
-        }
-
-    def _settle(self, model: PreTrainedModel, thief: OwnerKey) -> dict[str, Any]:
+    def _settle(self, model: PreTrainedModel, thief: OwnerKey) -> Dispute:
         """The dispute over two marks in one model. The thief's key was seen years ago, which must not help."""
         owner = Party(self.key, commit_key(self.key), datetime.date(2025, 1, 1), self.model, datetime.date(2025, 2, 1))
         second = Party(thief, commit_key(thief), datetime.date(2020, 1, 1), model, datetime.date(2026, 1, 1))
-        return settle_dispute((owner, second), self.probes).summary()
+        found = settle_dispute((owner, second), self.probes)
+        return Dispute(
+            prior=found.prior,
+            contains=found.contains,
+            log10_p=tuple(None if p is None else p.log10 for p in found.p),
+            reason=found.reason,
+        )
 
-    def _ask(self, model: PreTrainedModel) -> dict[str, Any] | None:
+    def _ask(self, model: PreTrainedModel) -> Replies | None:
         if not self.config.trials:
             return None
         backend = LocalBackend(model, self.kit.tokenizer, batch_size=32)
         verdict = verify_api(backend, self.key, trials=self.config.trials, max_tokens=BLACK_BOX_MAX_TOKENS)
-        return verdict.match_rate.summary() | {"p_value": None if verdict.p is None else verdict.p.value}
+        rate = verdict.match_rate
+        return Replies(hits=rate.hits, n=rate.n, p_value=None if verdict.p is None else verdict.p.value)
+
+    def header(self, sources: Sources) -> Header:
+        """What is measured, and with what."""
+        return Header(
+            format=FORMAT,
+            version=VERSION,
+            package=version("pathmark"),
+            torch=torch.__version__,
+            model_sha256=sources.model_sha256,
+            original_sha256=sources.original_sha256,
+            texts_sha256={"thief": texts_digest(self.kit.texts)},
+            key=self.key.fingerprint,
+            seed=self.config.seed,
+            n_probes=len(self.probes),
+            settings={"trials": self.config.trials},
+        )
+
+
+def _reading(verdict: Verdict) -> Reading:
+    return Reading(
+        wsr=verdict.wsr,
+        accuracy=verdict.scores[0].accuracy.value,
+        p_value=verdict.p.value,
+        log10_p=verdict.p.log10,
+        erased_layers=tuple(verdict.erased_layers),
+        alignment=None if verdict.alignment is None else verdict.alignment.confidence,
+    )
 
 
 def run_suite(
-    suspects: Suspects,
-    cases: Sequence[Case],
-    folder: Path,
-    *,
-    facts: Mapping[str, Any],
-    progress: Progress | None = None,
-) -> dict[str, Any]:
+    suspects: Suspects, cases: Sequence[Case], folder: Path, sources: Sources, *, progress: Progress | None = None
+) -> RobustnessResult:
     """Measure every case that `folder` does not hold yet, with these settings; its file is whole after each of
-    them, and training that was interrupted goes on.
-
-    `facts` say what was measured (model, suite, corpus); a folder of another measurement is refused.
+    them, and training that was interrupted goes on. A folder of another measurement is refused.
     """
     say = progress or Silent()
     config = suspects.config
-    identity = _identity(suspects, facts)
     path = folder / RESULTS
-    results = _open_results(path, identity, facts, suspects)
-    wanted = {case.name: case.record() for case in cases}
-    results["rows"] = [  # what is there, but for rows that this run makes or that had other settings
-        row for row in results["rows"]
-        if row["status"] not in ("not run", "refused") and row["steps"] == wanted.get(row["case"], row["steps"])
+    result = _begun(path, suspects, sources)
+    wanted = {case.name: case.steps for case in cases}
+    rows = [  # what is there, but for rows that this run makes or that had other settings
+        row for row in result.rows
+        if row.status not in ("not run", "refused") and row.steps == wanted.get(row.case, row.steps)
     ]  # fmt: skip
-    done = {(row["case"], row["seed"]) for row in results["rows"]}
+    done = {row.case for row in rows}
     deadline = None if config.hours is None else time.monotonic() + 3600 * config.hours
     pace = 1.0
     for number, case in enumerate(cases, start=1):
-        if (case.name, config.seed) in done:
+        if case.name in done:
             continue
         say.stage(f"{number}/{len(cases)} {case.name}", None)
+        unfinished = folder / UNFINISHED / _name(case, config.seed)
         if deadline is not None and time.monotonic() + 60 * case.minutes * pace > deadline:
-            row: dict[str, Any] = {"case": case.name, "group": case.group, "seed": config.seed, "status": "not run"}
-            results["rows"].append(row | {"reason": f"it would exceed the budget of {config.hours:g} hours"})
+            reason = f"it would exceed the budget of {config.hours:g} hours"
+            rows.append(case.without_figures("not run", reason))
         else:
-            unfinished = folder / UNFINISHED / _name(case, config.seed)
             row = suspects.measure(case, unfinished)
             if not case.steps:
                 _expect_mark(row)
-            results["rows"].append(row)
-            if case.minutes >= 1 and "seconds" in row:  # how fast this machine and this model are
-                pace = max(pace / 2, row["seconds"] / (60 * case.minutes))
-        results["rows"].sort(key=_order(cases))
-        write_results(path, results)
-        if row["status"] != "not run":
+            rows.append(row)
+            if case.minutes >= 1 and isinstance(row, Measured):  # how fast this machine and this model are
+                pace = max(pace / 2, row.seconds / (60 * case.minutes))
+        result = replace(result, rows=tuple(sorted(rows, key=_order(cases))))
+        write_result(path, result)
+        if rows[-1].status != "not run":
             shutil.rmtree(unfinished, ignore_errors=True)
     with suppress(OSError):  # it is not there, or holds what another run has begun
         (folder / UNFINISHED).rmdir()
-    return results
-
-
-def _name(case: Case, seed: int) -> str:
-    return hashlib.sha256(json.dumps([case.record(), case.sibling, seed]).encode()).hexdigest()[:16]
-
-
-def _expect_mark(row: Mapping[str, Any]) -> None:
-    """The row without an attack must show the mark: what is not there cannot be removed."""
-    if row["status"] != "measured":
-        raise AttackError(row["reason"])
-    if not row["marked"]:
-        raise AttackError(
-            f"the model does not carry this key's mark (p = {row['p_value']:.2g} before any attack); expected a model "
-            "that was marked with this key"
-        )
+    return result
 
 
 def run_adversaries(
@@ -247,59 +261,57 @@ def run_adversaries(
     skip: Sequence[str] = (),
     searches: Sequence[TriggerSearch] = SEARCHES,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> RobustnessResult:
     """Add to a suite's results what searches for the trigger find and what forged claims come to."""
     say = progress or Silent()
     path = folder / RESULTS
-    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    done = results.setdefault("searches", [])
-    for budget in () if "search" in skip else searches[len(done) :]:
-        say.stage(f"search for the trigger, {budget.restarts} x {budget.steps} gradients", None)
-        done.append(look_for_trigger(suspects.model, suspects.key, suspects.kit, suspects.probes, budget))
-        write_results(path, results)
-    if "forgery" not in results and "forgery" not in skip:
-        results["forgery"] = forge_claims(
-            suspects.model, suspects.key, facts, codec, suspects.probes, seed=suspects.config.seed, progress=say
-        )
-        write_results(path, results)
-    return results
+    result = read_robustness(path)
+    for search in () if "search" in skip else searches[len(result.searches) :]:
+        say.stage(f"search for the trigger, {search.restarts} x {search.steps} gradients", None)
+        found = look_for_trigger(suspects.model, suspects.key, suspects.kit, suspects.probes, search)
+        result = replace(result, searches=(*result.searches, found))
+        write_result(path, result)
+    if result.forgery is None and "forgery" not in skip:
+        budget = ForgersBudget(seed=suspects.config.seed)
+        forged = forge_claims(suspects.model, suspects.key, facts, codec, suspects.probes, budget, say)
+        result = replace(result, forgery=tuple(forged))
+        write_result(path, result)
+    return result
 
 
-def write_results(path: Path, results: Mapping[str, Any]) -> None:
-    """Beside, then renamed; readable by its owner alone, since it says where a mark is weak."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_private(path, (json.dumps(results, indent=1) + "\n").encode(), replace=True)
-
-
-def _order(cases: Iterable[Case]) -> Any:
-    places = {case.name: place for place, case in enumerate(cases)}
-    return lambda row: (places.get(row["case"], len(places)), row["seed"])
-
-
-def _identity(suspects: Suspects, facts: Mapping[str, Any]) -> str:
-    settings = replace(suspects.config, hours=None, seed=0)
-    content = json.dumps([dict(facts), suspects.key.fingerprint, repr(settings), suspects.clean_ppl])
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def _open_results(path: Path, identity: str, facts: Mapping[str, Any], suspects: Suspects) -> dict[str, Any]:
+def _begun(path: Path, suspects: Suspects, sources: Sources) -> RobustnessResult:
+    """What the folder holds of this measurement, or its beginning."""
+    header = suspects.header(sources)
     if not path.exists():
-        watermark = suspects.key.watermarks[0]
-        return {
-            "format": FORMAT,
-            "identity": identity,
-            **facts,
-            "layers": list(watermark.layers),
-            "n_probes": len(suspects.probes),
-            "ppl": suspects.clean_ppl,
-            "rows": [],
-        }
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        same = found["format"] == FORMAT and found["identity"] == identity
-    except (ValueError, KeyError, TypeError) as error:
-        raise AttackError(f"{path} is not a results file of this command; choose another folder") from error
-    if not same:
-        raise AttackError(f"{path} holds results of another model, key, corpus or setting; choose another folder")
-    assert isinstance(found, dict)
+        return RobustnessResult(
+            header=header,
+            corpus=sources.corpus,
+            n_texts=len(suspects.kit.texts),
+            layers=tuple(suspects.key.watermarks[0].layers),
+        )
+    found = read_robustness(path)
+    if different := found.header.differs(header):
+        raise AttackError(
+            f"{path} holds another measurement, which differs in {', '.join(different)}; choose another folder"
+        )
     return found
+
+
+def _name(case: Case, seed: int) -> str:
+    return hashlib.sha256(json.dumps([to_json(case.steps), case.sibling, seed]).encode()).hexdigest()[:16]
+
+
+def _expect_mark(row: Row) -> None:
+    """The row without an attack must show the mark: what is not there cannot be removed."""
+    if not isinstance(row, Measured):
+        raise AttackError(row.reason)
+    if not row.marked:
+        raise AttackError(
+            f"the model does not carry this key's mark (p = {row.p_value:.2g} before any attack); expected a model "
+            "that was marked with this key"
+        )
+
+
+def _order(cases: Sequence[Case]) -> Callable[[Row], int]:
+    places = {case.name: place for place, case in enumerate(cases)}
+    return lambda row: places.get(row.case, len(places))

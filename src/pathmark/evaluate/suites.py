@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from pathmark.results.robustness import Step, Unmeasured
 
 Suite = Literal["core", "paper", "full"]
 
@@ -15,29 +16,34 @@ class Case:
 
     name: str
     """What the row is called, strength included."""
-    steps: tuple[tuple[str, Mapping[str, Any]], ...]
-    """(attack, settings) in order."""
+    steps: tuple[Step, ...]
+    """Attacks in order."""
     minutes: float = 0.5
     """About how long it takes on the bundled model on one core; a time budget starts from this guess."""
     sibling: bool = False
     """The thief's other model is another licensee's copy instead of the original."""
 
-    def record(self) -> list[dict[str, Any]]:
-        """The steps as a results file keeps them."""
-        return [{"attack": name, "settings": dict(settings)} for name, settings in self.steps]
-
     @property
     def group(self) -> str:
         """The attack that the row stands under."""
-        return self.steps[0][0] if len(self.steps) == 1 else "combination"
+        return self.steps[0].attack if len(self.steps) == 1 else "combination"
+
+    def without_figures(self, status: Literal["destroyed", "refused", "not run"], reason: str) -> Unmeasured:
+        """Its row where there is nothing to measure."""
+        return Unmeasured(case=self.name, group=self.group, steps=self.steps, status=status, reason=reason)
 
 
 GENTLE = 0.03
 """Of the embedding's learning rate: about what somebody would use who wants to keep the model."""
 
 
+def step(attack: str, **settings: Any) -> Step:
+    """One attack with these settings."""
+    return Step(attack=attack, settings=settings)
+
+
 def _case(name: str, attack: str, minutes: float = 0.5, **settings: Any) -> Case:
-    return Case(name, ((attack, settings),), minutes)
+    return Case(name, (step(attack, **settings),), minutes)
 
 
 def _fine_tuning() -> list[Case]:
@@ -95,7 +101,7 @@ PAPER: tuple[Case, ...] = (
     ),
     Case(
         "4 bit and 3 epochs of fine-tuning",
-        (("gptq", {"bits": 4, "routers": True}), ("fine-tune", {"train": "all", "samples": 3000, "epochs": 3})),
+        (step("gptq", bits=4, routers=True), step("fine-tune", train="all", samples=3000, epochs=3)),
         4.0,
     ),
 )  # fmt: skip
@@ -118,20 +124,20 @@ BEYOND: tuple[Case, ...] = (
     _case("routers redrawn, then distilled", "distill-routers", 4.0, reinitialise=True),
     *(_case(f"average with the original, {100 * w:.0f} % stolen", "average", weight=w) for w in (0.7, 0.5, 0.3)),
     *(
-        Case(f"average with another copy, {100 * w:.0f} % stolen", (("average", {"weight": w}),), sibling=True)
+        Case(f"average with another copy, {100 * w:.0f} % stolen", (step("average", weight=w),), sibling=True)
         for w in (0.7, 0.5)
     ),
     *(_case(f"DARE, density {d:g}", "dare-ties", method="dare", density=d) for d in (0.5, 0.1)),
     *(_case(f"TIES, density {d:g}", "dare-ties", method="ties", density=d) for d in (0.5, 0.2)),
     *(_case(f"weight noise, {s:g}", "weight-noise", scale=s) for s in (0.02, 0.05, 0.1, 0.2)),
     *(_case(f"change cut to rank {rank}", "low-rank", rank=rank) for rank in (16, 4, 1)),
-    Case("rotation and fine-pruning 25 %", (("rotate", {}), ("fine-prune", {"share": 0.25}))),
+    Case("rotation and fine-pruning 25 %", (step("rotate"), step("fine-prune", share=0.25))),
     Case(
         "permutation, fine-pruning 15 % and 3 epochs of fine-tuning",
         (
-            ("permute-experts", {}),
-            ("fine-prune", {"share": 0.15}),
-            ("fine-tune", {"train": "all", "samples": 3000, "epochs": 3}),
+            step("permute-experts"),
+            step("fine-prune", share=0.15),
+            step("fine-tune", train="all", samples=3000, epochs=3),
         ),
         3.0,
     ),

@@ -1,0 +1,63 @@
+"""What a thief has, put together for an attack or a whole suite of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from transformers import PreTrainedModel
+
+from pathmark.attacks.kit import EmbeddingRun, Kit
+from pathmark.embedding import default_config
+from pathmark.embedding.overwriting_adapter import embed_key
+from pathmark.keys import OwnerKey
+from pathmark.models import bundled_segments, load_model, load_tokenizer
+from pathmark.models.loading import use_fast_experts
+from pathmark.progress import Progress, Silent
+from pathmark.training import LoopConfig
+
+
+def make_kit(
+    model: str,
+    key: OwnerKey | None = None,
+    *,
+    original: str | None = None,
+    sibling: str | None = None,
+    texts: Sequence[str] | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Kit:
+    """The kit of a thief who attacks the model at this path; the other paths are further models it has.
+
+    With a key it knows the marked layers and the targets of the first watermark. Without texts it has the bundled ones.
+    """
+    other, copy = (
+        None if source is None else load_model(source, trust_remote_code=trust_remote_code)
+        for source in (original, sibling)
+    )
+    if other is not None:
+        use_fast_experts(other)
+    marks = () if key is None else key.watermarks
+    return Kit(
+        tokenizer=load_tokenizer(model, trust_remote_code=trust_remote_code),
+        texts=bundled_segments() if texts is None else texts,
+        original=other,
+        sibling=copy,
+        layers=sorted({layer for mark in marks for layer in mark.layers}),
+        targets={layer: mark.targets(layer) for mark in marks[:1] for layer in mark.layers},
+        embed=thief_embedding,
+        progress=progress or Silent(),
+    )
+
+
+def thief_embedding(
+    model: PreTrainedModel, tokenizer: Any, key: OwnerKey, texts: Sequence[str], how: EmbeddingRun
+) -> int:
+    """This package's embedding as a thief uses it: the objective's settings, optimised without the owner's care."""
+    settings = default_config(cast(Literal["anchored", "paper"], how.objective))
+    loop = LoopConfig(steps=1, lr=how.lr, seed=how.seed)  # as many steps as the epochs have
+    return embed_key(
+        model, tokenizer, key, texts, replace(settings, texts=len(texts), loop=loop),
+        epochs=how.epochs, checkpoint=how.checkpoint, resume=True, progress=how.progress,
+    )  # fmt: skip
