@@ -41,3 +41,7 @@ class AttackError(PathmarkError, ValueError):
 
 class DivergedError(AttackError):
     """A thief's training whose loss is no number any more: no model is left of it."""
+
+
+class ReportError(PathmarkError, ValueError):
+    """A result that no page can be made of, or a page that cannot be written."""
