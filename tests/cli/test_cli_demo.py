@@ -10,17 +10,19 @@ import pytest
 from click.testing import CliRunner
 
 from pathmark.cli.main import cli
+from pathmark.models import bundled_probes
 from pathmark.release.scan import ScanConfig
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Few prefixes to scan and few texts to train on; everything else as in the real demo."""
+    """Few prefixes to scan, few texts to train and to measure on; everything else as in the real demo."""
     from dataclasses import replace
 
     from pathmark.embedding import default_config
     from pathmark.release import marking
 
+    monkeypatch.setattr("pathmark.evaluate.demo.bundled_probes", lambda: bundled_probes()[:20])
     monkeypatch.setattr("pathmark.front_door.demo.default_config", lambda: replace(default_config(), texts=24))
     check = marking.self_check
     few = ScanConfig(random_sequences=5, per_count=2)
