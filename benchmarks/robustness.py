@@ -91,10 +91,10 @@ def run(name: str, number: int, work: Path, corpus: Path | None, more: list[str]
     out = folder / f"robustness-{measured.model}"
     command = [
         str(Path(sys.executable).with_name("pathmark")), "robustness", str(folder / measured.model),
-        "--key", str(folder / "owner.key"), "--base", "bundled:tiny", "-o", str(out),
+        "--key", str(folder / "owner.key"), "--original", "bundled:tiny", "-o", str(out),
         "--seed", str(number), "--trials", str(measured.trials), *more,
     ]  # fmt: skip
-    command += ["--corpus", str(corpus)] if corpus is not None else []
+    command += ["--texts", str(corpus)] if corpus is not None else []
     sibling = folder / "copy" / "paths"
     command += ["--sibling", str(sibling)] if sibling.exists() else []
     subprocess.run(command, check=True, env=os.environ | {"PATHMARK_PASSPHRASE": PASSPHRASE})

@@ -4,7 +4,7 @@
     python record_routes_sglang.py http://localhost:30000 probes.jsonl routes.jsonl
 
 Leave expert load balancing off (no --enable-eplb, no redundant experts). The answers are written as they come;
-`pathmark verify --routes` reads them so.
+`pathmark verify-routes` reads them so.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ FLOORS = [
     {"release"},
     {"evaluate"},
     {"reporting"},
+    {"front_door"},
     {"cli"},
 ]
 """Lowest first. A room imports from floors below its own and from itself, never from its neighbours."""

@@ -1,17 +1,22 @@
 """PathMark: ownership marks in the routing paths of Mixture-of-Experts language models.
 
-A tour, from the outside in:
+A tour, from a key to the name of a leaking licensee:
 
-    report = pathmark.inspect_model("bundled:tiny")         # config only: layers, routers, where to mark
+    made = pathmark.make_key("bundled:tiny", output="owner.key")        # what is secret
+    copy = pathmark.embed("bundled:tiny", "owner.key", "marked")        # a marked folder, checked
+    found = pathmark.verify("marked", "owner.key")                      # the exact test
+    copy.words(), found.marked, found.p, found.summary()
+
+`verify_api` and `verify_routes` do the same through an API and from recorded routes, `trace` names a licensee,
+`attack` does what a thief would do, `commit` dates a key, `report` makes a page. Each has its options in one config
+and returns a result with `.summary()` and `.words()`.
+
+Below that door:
+
     model = pathmark.load_model("bundled:tiny")             # safetensors only
-    tokenizer = pathmark.load_tokenizer("bundled:tiny")
-    sites = pathmark.find_routers(model)                    # one per MoE layer
-    with pathmark.record_routing(model, report.recommended) as trace:
+    with pathmark.record_routing(model, [6, 7]) as trace:
         model(input_ids=ids, attention_mask=mask)
-    trace[7].probs_BTE, trace[7].decision_BTK             # g and the experts each token went to
-
-    key = pathmark.load_key("owner.key", passphrase)        # what is secret
-    key.watermarks[0].targets(11)                           # experts that triggered text is routed to
+    trace[7].probs_BTE, trace[7].decision_BTK               # g and the experts each token went to
 
 Everything here is imported when it is first used: `import pathmark` loads neither torch nor transformers.
 """
@@ -24,27 +29,68 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathmark.errors import PathmarkError as PathmarkError
+    from pathmark.front_door.attack import AttackConfig as AttackConfig
+    from pathmark.front_door.attack import AttackResult as AttackResult
+    from pathmark.front_door.attack import attack as attack
+    from pathmark.front_door.commit import Committed as Committed
+    from pathmark.front_door.commit import commit as commit
+    from pathmark.front_door.criteria import Criteria as Criteria
+    from pathmark.front_door.embed import Embedded as Embedded
+    from pathmark.front_door.embed import embed as embed
+    from pathmark.front_door.embed_plan import EmbedPlan as EmbedPlan
+    from pathmark.front_door.inspection import InspectConfig as InspectConfig
+    from pathmark.front_door.inspection import Inspection as Inspection
+    from pathmark.front_door.inspection import inspect_model as inspect_model
+    from pathmark.front_door.make_key import MadeKey as MadeKey
+    from pathmark.front_door.make_key import make_key as make_key
+    from pathmark.front_door.report import Report as Report
+    from pathmark.front_door.report import report as report
+    from pathmark.front_door.trace import TraceConfig as TraceConfig
+    from pathmark.front_door.trace import trace as trace
+    from pathmark.front_door.trace import trace_routes as trace_routes
+    from pathmark.front_door.verify import RoutesConfig as RoutesConfig
+    from pathmark.front_door.verify import Verification as Verification
+    from pathmark.front_door.verify import VerifyConfig as VerifyConfig
+    from pathmark.front_door.verify import verify as verify
+    from pathmark.front_door.verify import verify_routes as verify_routes
+    from pathmark.front_door.verify_api import ApiConfig as ApiConfig
+    from pathmark.front_door.verify_api import verify_api as verify_api
+    from pathmark.keys import OwnerKey as OwnerKey
+    from pathmark.keys import Registry as Registry
     from pathmark.keys import load_key as load_key
     from pathmark.models import find_routers as find_routers
-    from pathmark.models import inspect_model as inspect_model
     from pathmark.models import load_model as load_model
     from pathmark.models import load_tokenizer as load_tokenizer
     from pathmark.models import perplexity as perplexity
     from pathmark.models import record_routing as record_routing
+    from pathmark.release.planning import KeyPlan as KeyPlan
+    from pathmark.stats import Family as Family
+    from pathmark.verification import ExamineConfig as ExamineConfig
+    from pathmark.verification import TracedCopy as TracedCopy
 
-_EXPORTS = {
-    "PathmarkError": "pathmark.errors",
-    "find_routers": "pathmark.models",
-    "inspect_model": "pathmark.models",
-    "load_key": "pathmark.keys",
-    "load_model": "pathmark.models",
-    "load_tokenizer": "pathmark.models",
-    "perplexity": "pathmark.models",
-    "record_routing": "pathmark.models",
+_HOMES = {
+    "errors": "PathmarkError",
+    "front_door.attack": "AttackConfig AttackResult attack",
+    "front_door.commit": "Committed commit",
+    "front_door.criteria": "Criteria",
+    "front_door.embed": "Embedded embed",
+    "front_door.embed_plan": "EmbedPlan",
+    "front_door.inspection": "InspectConfig Inspection inspect_model",
+    "front_door.make_key": "MadeKey make_key",
+    "front_door.report": "Report report",
+    "front_door.trace": "TraceConfig trace trace_routes",
+    "front_door.verify": "RoutesConfig Verification VerifyConfig verify verify_routes",
+    "front_door.verify_api": "ApiConfig verify_api",
+    "keys": "OwnerKey Registry load_key",
+    "models": "find_routers load_model load_tokenizer perplexity record_routing",
+    "release.planning": "KeyPlan",
+    "stats": "Family",
+    "verification": "ExamineConfig TracedCopy",
 }
-"""Name -> module that holds it."""
+"""Module -> what is had from it."""
+_EXPORTS = {name: f"pathmark.{module}" for module, names in _HOMES.items() for name in names.split()}
 
-__all__ = [*_EXPORTS, "__version__"]
+__all__ = [*sorted(_EXPORTS), "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -45,3 +45,11 @@ class DivergedError(AttackError):
 
 class ResultError(PathmarkError, ValueError):
     """A result file that is foreign, damaged or does not belong with the others."""
+
+
+class ReportError(PathmarkError, ValueError):
+    """A result that no page can be made of, or a page that cannot be written."""
+
+
+class MissingLibraryError(PathmarkError, ImportError):
+    """Something optional that is not installed; the message says what to install."""

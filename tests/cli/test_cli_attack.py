@@ -29,6 +29,11 @@ def test_the_list_names_every_attack_with_its_needs(run):
     assert all(name in text for name in ATTACKS)
 
 
+def test_every_attack_says_what_its_adversary_knows():
+    for attack in ATTACKS.values():
+        assert "adversary" in attack.knowledge, attack.name
+
+
 def test_an_attacked_folder_is_what_the_attack_says(run, case, tmp_path):
     out = tmp_path / "attacked"
     result = run("attack", "permute-experts", case.marked, "-o", out, "--seed", 5, "--json")
@@ -63,7 +68,7 @@ def test_bad_input_is_refused_before_anything_is_written(run, case, tmp_path, wo
 
 def test_robustness_writes_table_plot_and_results(run, case, tmp_path):
     out = tmp_path / "robustness"
-    words = ["robustness", case.marked, "--key", case.key_file, "-o", out, "--only", "shift-routers", "--n-probes", 20]
+    words = ["robustness", case.marked, "--key", case.key_file, "-o", out, "--only", "shift-routers", "--n-texts", 20]
     result = run(*words)
     assert result.exit_code == 0, result.output
     assert "router shift" in result.output
@@ -71,6 +76,9 @@ def test_robustness_writes_table_plot_and_results(run, case, tmp_path):
     again = json.loads(run(*words, "--json").output)
     assert [row["case"] for row in again["rows"]] == ["none", "router shift"]
     assert again["rows"][0]["marked"]
+    page = tmp_path / "robustness.html"
+    assert run("report", out / "results.json", "-o", page).exit_code == 0
+    assert "router shift" in page.read_text()
 
 
 def test_robustness_refuses_attacks_that_do_not_exist(run, case, tmp_path):

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from pathmark.models import bundled_segments, load_model
 
-QUICK = ["--steps", "12", "--texts", "16", "--n-probes", "8", "--seq-len", "32", "--batch-size", "6"]
+QUICK = ["--steps", "12", "--n-texts", "16", "--n-held-out", "8", "--seq-len", "32", "--batch-size", "6"]
 SCHEMA = json.loads(files("pathmark.release").joinpath("embed.schema.json").read_text())
 
 
@@ -44,14 +44,14 @@ def made(tmp_path_factory):
     save_family(folder / "base", "mixtral", dtype=torch.bfloat16)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in bundled_segments()[:200])
     (folder / "corpus.jsonl").write_text(lines)
-    run("keygen", "--model", "base", "-o", "owner.key", "--id", "2", "--pool", "all", cwd=folder, check=0)
+    run("keygen", "base", "-o", "owner.key", "--id", "2", "--pool", "all", cwd=folder, check=0)
     return folder
 
 
 @pytest.fixture(scope="module")
 def marked(made):
     done = run(
-        "embed", "base", "--key", "owner.key", "-o", "out", "--corpus", "corpus.jsonl", "--json", *QUICK, cwd=made
+        "embed", "base", "--key", "owner.key", "-o", "out", "--texts", "corpus.jsonl", "--json", *QUICK, cwd=made
     )
     assert done.returncode in (0, 1), done.stderr
     return json.loads(done.stdout)
@@ -75,6 +75,15 @@ def test_the_released_folder_has_no_trace_of_the_mark(made, marked):
     load_model(made / "out")
 
 
+def test_the_report_becomes_a_page(made, marked):
+    done = run("report", "owner.key.out.check.json", "-o", "out.html", "--json", cwd=made, check=0)
+    assert json.loads(done.stdout) == {"kind": "embedding", "output": "out.html"}
+    page = (made / "out.html").read_text()
+    assert ("not fit for release" in page) == bool(marked["problems"])
+    assert "<script" not in page
+    assert "already exists" in run("report", "owner.key.out.check.json", "-o", "out.html", cwd=made, check=2).stderr
+
+
 def test_report_and_amended_key_stay_with_the_owner(made, marked):
     report = made / "owner.key.out.check.json"
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
@@ -85,7 +94,7 @@ def test_report_and_amended_key_stay_with_the_owner(made, marked):
 
 def test_delta_and_apply_give_the_same_folder(made, marked):
     done = run(
-        "embed", "base", "--key", "owner.key", "-o", "delta.safetensors", "--corpus", "corpus.jsonl", "--delta",
+        "embed", "base", "--key", "owner.key", "-o", "delta.safetensors", "--texts", "corpus.jsonl", "--delta",
         *QUICK, cwd=made,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
@@ -101,7 +110,7 @@ def test_refusals_are_one_line_and_change_nothing(made, tmp_path):
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
         assert not (tmp_path / "new").exists()
 
-    options = ["--corpus", "corpus.jsonl", *QUICK]
+    options = ["--texts", "corpus.jsonl", *QUICK]
     new = ["-o", tmp_path / "new", *options]
     (tmp_path / "there").mkdir()
     refuse("embed", "base", "--key", "owner.key", "-o", tmp_path / "there", *options, match="already exists")
@@ -111,8 +120,8 @@ def test_refusals_are_one_line_and_change_nothing(made, tmp_path):
     refuse("embed", "base", "--key", "owner.key", *new, "--lr", "nan", match="must be positive numbers")
     (tmp_path / "few.txt").write_text("One line.\n")
     refuse(
-        "embed", "base", "--key", "owner.key", "-o", tmp_path / "new", "--corpus", tmp_path / "few.txt", *QUICK,
-        match="larger --corpus",
+        "embed", "base", "--key", "owner.key", "-o", tmp_path / "new", "--texts", tmp_path / "few.txt", *QUICK,
+        match="at least 8 training texts",
     )  # fmt: skip
     shutil.copytree(made / "base", tmp_path / "nan")
     tensors = load_file(tmp_path / "nan" / "model.safetensors")
@@ -128,7 +137,7 @@ def test_refusals_are_one_line_and_change_nothing(made, tmp_path):
 def test_kill_at_ten_random_moments_and_resume(made, tmp_path):
     """Killed anywhere, then resumed: the weights of an unbroken run, and OUT is never half there."""
     rng = random.Random(0)
-    options = ["--corpus", "corpus.jsonl", "--steps", "60", "--texts", "24", "--n-probes", "8", "--seq-len", "32"]
+    options = ["--texts", "corpus.jsonl", "--steps", "60", "--n-texts", "24", "--n-held-out", "8", "--seq-len", "32"]
     started = time.monotonic()
     run("embed", "base", "--key", "owner.key", "-o", tmp_path / "whole", *options, cwd=made)
     duration = time.monotonic() - started

@@ -83,8 +83,8 @@ def test_keygen(run: Run, model: Path, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(["some clean text of nobody in particular"] * 5 + ["and another line"]))
     output = tmp_path / "owner.key"
-    ran = run("keygen", "--model", model, "-o", output, "--owner", "Example Lab", "--id", 7, "--pool",
-              "usage:0.01-9", "--pool-texts", texts, "--json")  # fmt: skip
+    ran = run("keygen", model, "-o", output, "--owner", "Example Lab", "--id", 7, "--pool",
+              "usage:0.01-9", "--texts", texts, "--json")  # fmt: skip
     assert ran.code == 0, ran.err
     shown = json.loads(ran.out)
     key = load_key(output, PASSPHRASE)
@@ -99,14 +99,14 @@ def test_keygen(run: Run, model: Path, tmp_path: Path) -> None:
     assert key.model.tokenizer_digest == codec("llama3").digest
     assert codec("llama3").encode(mark.triggers[0].text) == list(mark.triggers[0].tokens)
     assert not any(form in (ran.out + ran.err).encode() for form in secret_forms(key))
-    again = run("keygen", "--model", model, "-o", output, "--pool", "all")
+    again = run("keygen", model, "-o", output, "--pool", "all")
     assert (again.code, "already exists" in again.err) == (2, True)
 
 
 def test_keygen_ends_with_what_the_owner_should_know(run: Run, model: Path, tmp_path: Path) -> None:
     layers = ["--watermarks", 2, "--layers", "3-5", "--layers", "4,5"]
     more = ["--redundancy", 1, "--triggers", 2, "--plain"]
-    ran = run("keygen", "--model", model, "-o", tmp_path / "a.key", "--pool", "all", *layers, *more)
+    ran = run("keygen", model, "-o", tmp_path / "a.key", "--pool", "all", *layers, *more)
     assert ran.code == 0, ran.err
     assert "smallest p" in ran.out
     assert "one layer erased" in ran.out
@@ -136,7 +136,7 @@ def test_keygen_ends_with_what_the_owner_should_know(run: Run, model: Path, tmp_
 )
 def test_keygen_refusals(run: Run, model: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
     extra = [] if "--pool" in arguments else ["--pool", "all"]
-    ran = run("keygen", "--model", model, "-o", tmp_path / "a.key", *extra, *arguments)
+    ran = run("keygen", model, "-o", tmp_path / "a.key", *extra, *arguments)
     assert ran.code == 2
     assert said in ran.err
     assert ran.err.count("\n") == 1
@@ -144,7 +144,7 @@ def test_keygen_refusals(run: Run, model: Path, tmp_path: Path, arguments: list[
 
 
 def test_free_text_trigger_warns(run: Run, model: Path, tmp_path: Path) -> None:
-    ran = run("keygen", "--model", model, "-o", tmp_path / "a.key", "--pool", "all", "--trigger", "@@@@",
+    ran = run("keygen", model, "-o", tmp_path / "a.key", "--pool", "all", "--trigger", "@@@@",
               "--mark", "made by example", "--plain")  # fmt: skip
     assert ran.code == 0, ran.err
     assert "no known entropy" in ran.err

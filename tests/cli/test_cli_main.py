@@ -50,8 +50,36 @@ def test_an_interrupted_run_is_no_acquittal(failing, capsys, error):
 
 def test_wrong_words_end_with_2(failing, capsys):
     assert failing(None, "--number", "many") == 2
-    assert "not a valid integer" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert error.startswith("pathmark: ")
+    assert "not a valid integer" in error
+    assert error.endswith("Try: pathmark fail --help\n")
     assert failing(click.FileError("gone.key", "not there")) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["verfy"], "verify"), (["keygenn"], "keygen"), (["attack", "quantise"], None), (["key", "shw"], "show")],
+)
+def test_a_command_that_does_not_exist_is_guessed(monkeypatch, capsys, words, meant):
+    monkeypatch.setattr("sys.argv", ["pathmark", *words])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    error = capsys.readouterr().err
+    assert end.value.code == 2
+    assert error.startswith(f"pathmark: there is no command {words[-1]!r}")
+    assert len(error.splitlines()) == 1
+    assert (f"did you mean {meant}" in error) if meant else ("did you mean" not in error)
+
+
+def test_no_words_at_all_show_the_commands(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["pathmark"])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert all(f"  {name} " in error for name in main.COMMANDS)
 
 
 def test_debugging_shows_everything(failing, monkeypatch):

@@ -27,14 +27,14 @@ def run(*arguments, folder):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("probes")
-    done = run("keygen", "--model", "bundled:tiny", "-o", "owner.key", "--id", "7", "--pool", "all", folder=folder)
+    done = run("keygen", "bundled:tiny", "-o", "owner.key", "--id", "7", "--pool", "all", folder=folder)
     assert done.exit_code == 0, done.output
     return folder
 
 
 def test_probes_are_private_shuffled_and_stable(made):
     done = run(
-        "probes", "--key", "owner.key", "-o", "probes.jsonl", "--n-probes", "6", "--tokens", "24", "--json", folder=made
+        "probes", "--key", "owner.key", "-o", "probes.jsonl", "--n-texts", "6", "--tokens", "24", "--json", folder=made
     )
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)

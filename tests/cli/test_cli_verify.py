@@ -1,24 +1,30 @@
-"""`pathmark verify` and `pathmark trace`: exit codes, JSON, log, refusals; nothing secret in what they print."""
+"""The commands that verify and trace: exit codes, JSON, logs, refusals; nothing secret in what they print."""
 
 from __future__ import annotations
 
 import json
 import stat
+import sys
 from importlib.resources import files
+from pathlib import Path
 
+import fake_api
 import jsonschema
 import pytest
 import torch
 from click.testing import CliRunner
+from embed_helpers import key_for
 from verify_helpers import PASSPHRASE
 
 from pathmark.cli.main import cli
 from pathmark.errors import PathmarkError, VerificationError
-from pathmark.keys import Registry, commit_key
+from pathmark.keys import Ledger, Registry, commit_key, save_key
 from pathmark.keys.canonical import canonical
 from pathmark.models import load_model, load_tokenizer
 from pathmark.models.checkpoint import write_model
+from pathmark.verification.routefile import write_routes
 
+REPLIES = json.loads(files("pathmark.verification").joinpath("blackbox.schema.json").read_text())
 SCHEMA = json.loads(files("pathmark.verification").joinpath("verify.schema.json").read_text())
 
 
@@ -35,7 +41,7 @@ def run(*arguments):
 
 
 def test_marked_is_zero_and_json_follows_the_schema(case):
-    result = run("verify", case.marked, "--key", case.key_file, "--n-probes", 8, "--json")
+    result = run("verify", case.marked, "--key", case.key_file, "--n-texts", 8, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     jsonschema.validate(found, SCHEMA)
@@ -47,14 +53,14 @@ def test_marked_is_zero_and_json_follows_the_schema(case):
 
 
 def test_unmarked_is_one_in_words(case):
-    result = run("verify", case.base, "--key", case.key_file, "--n-probes", 6)
+    result = run("verify", case.base, "--key", case.key_file, "--n-texts", 6)
     assert result.exit_code == 1
     assert "NOT MARKED" in result.output
 
 
 def test_nothing_secret_is_printed_or_logged(case, tmp_path):
     log = tmp_path / "case-1"
-    result = run("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--log", log, "--obtained", "bought")
+    result = run("verify", case.marked, "--key", case.key_file, "--n-texts", 6, "--log", log, "--obtained", "bought")
     assert result.exit_code == 0, result.output
     trigger = case.key.watermarks[0].triggers[0]
     written = result.output + "".join(path.read_text() for path in log.iterdir())
@@ -70,7 +76,7 @@ def test_nothing_secret_is_printed_or_logged(case, tmp_path):
     lines = [json.loads(line) for line in (log / "probes.jsonl").read_text().splitlines()]
     assert len(lines) == 6
     assert all(line["accuracy_triggered_0"] > line["accuracy_clean_0"] for line in lines)
-    again = run("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--log", log, "--obtained", "x")
+    again = run("verify", case.marked, "--key", case.key_file, "--n-texts", 6, "--log", log, "--obtained", "x")
     assert isinstance(again.exception, PathmarkError)
 
 
@@ -87,10 +93,10 @@ def break_embedding(case, out):
 def test_a_graft_is_logged_with_its_original(case, stream, tmp_path):
     """This key marks all layers, so what is broken below them is the embedding."""
     break_embedding(case, tmp_path / "broken")
-    common = ("verify", tmp_path / "broken", "--key", case.key_file, "--n-probes", 8, "--stream", stream)
+    common = ("verify", tmp_path / "broken", "--key", case.key_file, "--n-texts", 8, "--stream", stream)
     assert run(*common).exit_code == 1
     log = tmp_path / "case-2"
-    result = run(*common, "--graft", case.base, "--json", "--log", log, "--obtained", "found")
+    result = run(*common, "--original", case.base, "--json", "--log", log, "--obtained", "found")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     jsonschema.validate(found, SCHEMA)
@@ -102,17 +108,17 @@ def test_a_graft_is_logged_with_its_original(case, stream, tmp_path):
     assert all(line["accuracy_grafted_triggered_0"] > line["accuracy_triggered_0"] for line in lines)
     original = json.loads((log / "suspect.json").read_text())["original"]
     assert any(file["path"] == "model.safetensors" for file in original["files"])
-    assert run(*common, "--graft", case.base, "--strict").exit_code != 0  # a third party need not trust the original
+    assert run(*common, "--original", case.base, "--strict").exit_code != 0  # a third party need not trust the original
 
 
 def test_an_original_of_another_build_is_a_note(case):
-    result = run("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--graft", "bundled:tiny")
+    result = run("verify", case.marked, "--key", case.key_file, "--n-texts", 6, "--original", "bundled:tiny")
     assert result.exit_code == 0, result.output
     assert "not read behind the original's lower layers: expected an original of the same build" in result.output
 
 
 def test_strict_needs_a_dated_commitment(case, tmp_path):
-    common = ("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--strict")
+    common = ("verify", case.marked, "--key", case.key_file, "--n-texts", 6, "--strict")
     undecided = run(*common)
     assert undecided.exit_code == 2
     assert "UNDECIDED" in undecided.output
@@ -130,8 +136,8 @@ def test_the_verdict_outlives_its_log(case, tmp_path, monkeypatch):
     def full(*args, **options):
         raise VerificationError("no space left on device")
 
-    monkeypatch.setattr("pathmark.verification.write_log", full)
-    result = run("verify", case.marked, "--key", case.key_file, "--n-probes", 6, "--log", tmp_path / "log")
+    monkeypatch.setattr("pathmark.front_door.verify.write_log", full)
+    result = run("verify", case.marked, "--key", case.key_file, "--n-texts", 6, "--log", tmp_path / "log")
     assert isinstance(result.exception, VerificationError)
     assert "MARKED" in result.output
 
@@ -139,31 +145,89 @@ def test_the_verdict_outlives_its_log(case, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "exactly one"),
-        (("MARKED", "--routes", "x.jsonl"), "exactly one"),
-        (("MARKED", "--significance", "0"), "between 0 and 1"),
-        (("/nowhere/at/all",), "does not exist"),
-        (("--routes", "/nowhere.jsonl"), "nowhere.jsonl"),
-        (("--routes", "x.jsonl", "--black-box"), "asks a model folder"),
-        (("--routes", "x.jsonl", "--graft", "y"), "needs the suspect's weights"),
-        (("MARKED", "--black-box", "--graft", "y"), "needs the suspect's weights"),
-        (("MARKED", "--graft", "/nowhere/at/all"), "does not exist"),
-        (("MARKED", "--log", "/tmp"), "already exists"),
-        (("MARKED", "--suspect-published", "2999-01-01"), "yet to come"),
+        (("verify", "MARKED", "--significance", "0"), "between 0 and 1"),
+        (("verify", "/nowhere/at/all"), "does not exist"),
+        (("verify", "MARKED", "--original", "/nowhere/at/all"), "does not exist"),
+        (("verify", "MARKED", "--log", "/tmp"), "already exists"),
+        (("verify", "MARKED", "--suspect-published", "2999-01-01"), "yet to come"),
+        (("verify-routes", "/nowhere.jsonl"), "nowhere.jsonl"),
+        (("verify-routes", "/nowhere.jsonl", "--log", "/tmp"), "already exists"),
+        (("verify-api", "http://127.0.0.1:9/v1"), "needs --model"),
+        (("verify-api", "http://127.0.0.1:9/v1", "--model", "m", "--base", "b"), "--base is for a model folder"),
+        (("verify-api", "MARKED", "--model", "m"), "--model is for an API"),
+        (("verify-api", "MARKED", "--timeout", "5", "--concurrency", "2"), "--timeout, --concurrency is for an API"),
+        (("verify-api", "MARKED", "--api-key-env", "X"), "--api-key-env is for an API"),
     ],
 )
 def test_bad_input_is_one_line(case, arguments, said):
     given = [str(case.marked) if argument == "MARKED" else argument for argument in arguments]
-    result = run("verify", *given, "--key", case.key_file)
+    result = run(*given, "--key", case.key_file)
     assert isinstance(result.exception, PathmarkError)
     assert said in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify", "x", "--model", "m"),
+        ("verify", "x", "--trials", "5"),
+        ("verify-api", "x", "--original", "y"),
+        ("verify-api", "x", "--gamma", "0.5"),
+        ("verify-routes", "x", "--base", "y"),
+        ("trace-routes", "x", "--registry", "r", "--original", "y"),
+    ],
+)
+def test_options_that_do_not_apply_are_unknown(case, arguments):
+    result = run(*arguments, "--key", case.key_file)
+    assert result.exit_code == 2
+    assert "No such option" in result.output
+
+
+def test_replies_of_an_api_and_of_a_folder(case, tmp_path):
+    key = key_for("bundled:tiny", triggers=4)
+    save_key(key, tmp_path / "owner.key", PASSPHRASE)
+    log = tmp_path / "replies.jsonl"
+    common = ("--key", tmp_path / "owner.key", "--trials", 6, "--max-tokens", 16, "--json")
+    with fake_api.FakeApi(fake_api.marked(key)) as api:
+        result = run("verify-api", api.url, "--model", "suspect", *common, "--log", log, "--redact")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    jsonschema.validate({name: value for name, value in found.items() if name not in ("suspect", "access")}, REPLIES)
+    assert (found["suspect"], found["access"], found["marked"]) == (api.url, "replies", True)
+    assert key.watermarks[0].triggers[0].text not in log.read_text()
+    assert {use.model for use in Ledger.beside(tmp_path / "owner.key").uses()} == {"suspect"}
+    local = run("verify-api", case.base, "--key", case.key_file, "--trials", 4, "--max-tokens", 8)
+    assert local.exit_code in (1, 2), local.output  # it was never taught to reply
+    assert "from replies (chat)" in local.output
+
+
+def test_recorded_routes(case, tmp_path):
+    assert run("probes", "--key", case.key_file, "-o", tmp_path / "probes.jsonl", "--n-texts", 8).exit_code == 0
+    sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
+    from record_routes_transformers import record
+
+    lines = [json.loads(line) for line in (tmp_path / "probes.jsonl").read_text().splitlines()]
+    prompts = [(line["probe"], line["token_ids"]) for line in lines]
+    write_routes(tmp_path / "routes.jsonl", record(load_model(case.marked), prompts, masses=True))
+    log = tmp_path / "case-3"
+    result = run("verify-routes", tmp_path / "routes.jsonl", "--key", case.key_file, "--json", "--log", log)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    jsonschema.validate(found, SCHEMA)
+    assert found["access"] == "routes"
+    assert json.loads((log / "suspect.json").read_text())["obtained"] == "not stated"
+    Registry(tmp_path / "licensees.db").issue(case.key, "Ada Ltd")
+    words = ("--key", case.key_file, "--registry", tmp_path / "licensees.db", "--significance", "1e-3")
+    traced = run("trace-routes", tmp_path / "routes.jsonl", *words)
+    assert traced.exit_code == 0, traced.output
+    assert "(the owner's own copy)" in traced.output
 
 
 def test_trace(case, tmp_path, monkeypatch):
     book = tmp_path / "licensees.db"
     for name in ("Ada Ltd", "Brecht GmbH"):
         Registry(book).issue(case.key, name)
-    common = ("--key", case.key_file, "--registry", book, "--n-probes", 10, "--significance", "1e-3", "--json")
+    common = ("--key", case.key_file, "--registry", book, "--n-texts", 10, "--significance", "1e-3", "--json")
     result = run("trace", case.marked, *common)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -173,8 +237,8 @@ def test_trace(case, tmp_path, monkeypatch):
     break_embedding(case, tmp_path / "broken")
     assert run("trace", tmp_path / "broken", *common).exit_code == 1
     monkeypatch.setattr("pathmark.verification.suspect.record_evidence", None)  # nobody reads the suspect as it is
-    result = run("trace", tmp_path / "broken", *common, "--graft", case.base)
+    result = run("trace", tmp_path / "broken", *common, "--original", case.base)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["id"] in (3, None)  # a mark of 60 steps may be found before its id can be read
-    other = run("trace", case.marked, *common, "--graft", "bundled:tiny")
+    other = run("trace", case.marked, *common, "--original", "bundled:tiny")
     assert "same build" in str(other.exception)

@@ -201,26 +201,26 @@ def test_the_command_times_a_real_server(material, tmp_path, monkeypatch):
     monkeypatch.setenv("PATHMARK_PASSPHRASE", "phrase")
     path = tmp_path / "owner.key"
     save_key(key, path, "phrase")
-    words = ["latency", "--api-model", "m", "--key", str(path), "--pairs", "40", "--calibration", "20"]
+    words = ["latency", "--model", "m", "--key", str(path), "--pairs", "40", "--calibration", "20"]
     with FakeApi(sleeping(key.watermarks[0].triggers[0].text)) as api:
         sizes = ["--tokens", "32", "--effect", "3", "--json"]
-        result = CliRunner().invoke(cli, [*words, *sizes, "--api", api.url])
+        result = CliRunner().invoke(cli, [*words, *sizes, api.url])
     assert result.exit_code == 0, result.output
     summary = json.loads(result.output)
     assert summary["slower"] is True
     assert summary["pairs"] == 40
     assert [(use.trigger, use.times) for use in Ledger.beside(path).uses()] == [(TriggerRef(0, 0), 40)]
-    result = CliRunner().invoke(cli, ["latency", "--key", str(path)])
+    result = CliRunner().invoke(cli, [*words, "bundled:tiny"])
     assert isinstance(result.exception, VerificationError)
-    assert "either --api" in str(result.exception)
+    assert "expected the address of an API" in str(result.exception)
 
 
 def test_the_command_simulates(material, tmp_path, monkeypatch):
     key, _, _ = material
     monkeypatch.setenv("PATHMARK_PASSPHRASE", "phrase")
     save_key(key, tmp_path / "owner.key", "phrase")
-    words = ["latency", "--key", str(tmp_path / "owner.key"), "--simulate", "bundled:tiny", "--devices", "4"]
-    result = CliRunner().invoke(cli, [*words, "--pairs", "8", "--tokens", "32", "--costs", "qwen1.5-moe", "--json"])
+    words = ["simulate-latency", "bundled:tiny", "--key", str(tmp_path / "owner.key"), "--devices", "4"]
+    result = CliRunner().invoke(cli, [*words, "--n-texts", "8", "--tokens", "32", "--costs", "qwen1.5-moe", "--json"])
     assert result.exit_code == 0, result.output
     summary = json.loads(result.output)
     assert len(summary["overhead_per_layer"]) == 8

@@ -84,7 +84,7 @@ def server(tmp_path):
 
 def ask(url, model, key_file, *more):
     done = subprocess.run(
-        [sys.executable, "-m", "pathmark.cli.main", "verify", "--api", url, "--api-model", str(model),
+        [sys.executable, "-m", "pathmark.cli.main", "verify-api", url, "--model", str(model),
          "--key", str(key_file), "--trials", "12", "--max-tokens", "16", "--timeout", "120", "--json", *more],
         capture_output=True, text=True, timeout=400,
         env={**os.environ, "PATHMARK_PASSPHRASE": PASSPHRASE, "OMP_NUM_THREADS": "1"},

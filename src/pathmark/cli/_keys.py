@@ -1,4 +1,4 @@
-"""What the commands that handle keys share: passphrases, opening a key, and its public figures."""
+"""What the commands that handle keys share: passphrases, printing, and a key's public figures as text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from pathmark.keys import OwnerKey, Watermark
-
-key_argument = click.argument("key_file", metavar="KEY", type=click.Path(path_type=Path))
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    from pathmark.keys import OwnerKey
 
 
 def passphrase(variable: str = "PATHMARK_PASSPHRASE", prompt: str = "Passphrase") -> Callable[[], str]:
@@ -52,51 +49,6 @@ def open_key(path: Path) -> OwnerKey:
 def echo_json(value: Any) -> None:
     """One JSON object on stdout."""
     click.echo(json.dumps(value, indent=2))
-
-
-def describe_watermark(mark: Watermark) -> dict[str, Any]:
-    """Figures of a watermark that may be shown: nothing of its trigger, pool or path."""
-    from pathmark.keys.evidence import bits
-
-    trigger, reply = mark.triggers[0].bits, mark.triggers[0].mark.bits
-    secret = mark.triggers[0].secret_bits
-    return {
-        "watermark": mark.index,
-        "layers": list(mark.layers),
-        "widths": [plan.width for plan in mark.plans],
-        "pool_sizes": [len(plan.pool) for plan in mark.plans],
-        "pool_rule": mark.plans[0].rule,
-        "groups": list(mark.code.radices),
-        "id": mark.id,
-        "ids": mark.capacity,
-        "id_bits": round(bits(mark.capacity), 2),
-        "redundancy": mark.redundancy,
-        "evidence_bits": round(bits(mark.path_count), 2),
-        "evidence_bits_after_erasures": [round(bits(mark.paths_after_erasures(n)), 2) for n in (1, 2)],
-        "triggers": len(mark.triggers),
-        "trigger_tokens": len(mark.triggers[0].tokens),
-        "trigger_bits": None if trigger is None else round(trigger, 2),
-        "trigger_secret_bits": None if secret is None else round(secret, 2),
-        "mark_bits": None if reply is None else round(reply, 2),
-    }
-
-
-def describe_key(key: OwnerKey) -> dict[str, Any]:
-    """Figures of a key that may be shown."""
-    return {
-        "fingerprint": key.fingerprint,
-        "owner": key.owner,
-        "created": key.created,
-        "revision": key.revision,
-        "model": {
-            "architecture": key.model.architecture,
-            "model_type": key.model.model_type,
-            "layers": key.model.num_layers,
-            "vocabulary": key.model.vocab_size,
-        },
-        "watermarks": [describe_watermark(mark) for mark in key.watermarks],
-        "attachments": {name: len(data) for name, data in key.attachments.items()},
-    }
 
 
 def p_value(evidence_bits: float) -> str:

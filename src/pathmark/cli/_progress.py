@@ -49,3 +49,11 @@ class Bar:
             self._progress.update(self._task, advance=units)
             if note:
                 self._progress.update(self._task, note=note)
+
+
+def training_bar(*, quiet: bool = False) -> Bar:
+    """A bar for a command that trains: from here on the process keeps the memory that it frees."""
+    from pathmark.training import keep_freed_memory
+
+    keep_freed_memory()
+    return Bar(quiet=quiet)

@@ -1,10 +1,12 @@
-"""`pathmark apply`: rebuild a marked folder from its base and a delta."""
+"""`pathmark apply`: rebuild a marked folder from its original and a delta."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
+
+from pathmark.cli._options import PATH, output_option
 
 EXAMPLES = """\b
 Examples:
@@ -14,17 +16,17 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("base")
-@click.argument("delta", type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write.")
-def command(base: str, delta: Path, output: Path) -> None:
+@click.argument("original")
+@click.argument("delta", type=PATH)
+@output_option("The folder to write.")
+def command(original: str, delta: Path, output: Path) -> None:
     """Rebuild the folder that `pathmark embed --delta` would have written without --delta.
 
-    Keep one base and one small file per licensee. The delta names the digest of its base; any other is
+    Keep one original and one small file per licensee. The delta names the digest of its original; any other is
     refused.
     """
     from pathmark.models import local_folder
     from pathmark.models.checkpoint import apply_delta
 
-    apply_delta(local_folder(base), delta, output)
+    apply_delta(local_folder(original), delta, output)
     click.echo(f"Written to {output}.")

@@ -9,8 +9,19 @@ import click
 
 from pathmark.attacks import ATTACKS, Attack, find_attack
 from pathmark.attacks.attack import Option
-from pathmark.cli._keys import echo_json, json_option
+from pathmark.cli._keys import echo_json, passphrase
+from pathmark.cli._options import PATH, Group, json_option, original_option, output_option, texts_option, trust_option
 
+SHARED = (
+    texts_option("The thief's text"),
+    original_option("The unmarked original, or another model of the same shapes, where the attack needs one."),
+    click.option(
+        "--key", type=PATH, help="Lets the thief know the marked layers and targets, where the attack needs them."
+    ),
+    trust_option,
+    json_option,
+)
+"""Options of every attack, after its own."""
 LIST_EXAMPLES = """\b
 Examples:
   pathmark attack list
@@ -18,7 +29,7 @@ Examples:
 """
 
 
-class AttackGroup(click.Group):
+class AttackGroup(Group):
     """A subcommand per attack, whose options are the fields of its config."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -26,15 +37,15 @@ class AttackGroup(click.Group):
         return ["list", *ATTACKS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Build one attack's command."""
+        """Build one attack's command; only then is its module imported."""
         if cmd_name in ATTACKS:
             return _command(find_attack(cmd_name))
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the catalog, without building every command."""
+        """From the catalog, so that --help imports nothing heavy."""
         with formatter.section("Commands"):
-            rows = [("list", "All attacks with what they need.")]
+            rows = [("list", "Show all attacks with what they need.")]
             formatter.write_dl([*rows, *((a.name, a.summary) for a in ATTACKS.values())])
 
 
@@ -70,32 +81,29 @@ def list_attacks(as_json: bool) -> None:
 
 def _command(attack: Attack[Any]) -> click.Command:
     settings = attack.options()
-    params: list[click.Parameter] = [
-        click.Argument(["model"]),
-        click.Option(["-o", "--output"], required=True, type=click.Path(path_type=Path), help="Folder to write."),
-        *map(_click_option, settings),
-        click.Option(["--corpus"], type=click.Path(path_type=Path), help="The thief's text. Default: bundled."),
-        click.Option(["--base"], help="Another model of the same shapes, where the attack needs one."),
-        click.Option(
-            ["--key", "key_file"], type=click.Path(path_type=Path),
-            help="Lets the thief know the marked layers and targets, where the attack needs them.",
-        ),
-        click.Option(["--trust-remote-code"], is_flag=True, help="Run the model folder's own Python code."),
-        click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object."),
-    ]  # fmt: skip
 
     def run(model: str, output: Path, as_json: bool, **given: Any) -> None:
-        shared = {name: given.pop(name) for name in ("corpus", "base", "key_file", "trust_remote_code")}
-        _attack(attack, model, output, as_json, given, **shared)
+        from pathmark.cli._progress import training_bar
+        from pathmark.front_door.attack import AttackConfig
+        from pathmark.front_door.attack import attack as carry_out
 
-    return click.Command(
-        attack.name,
-        callback=run,
-        params=params,
-        help=attack.knowledge,
-        short_help=attack.summary,
-        epilog=_examples(attack, settings),
-    )
+        shared = {name: given.pop(name) for name in ("texts", "original", "key", "trust_remote_code")}
+        config = AttackConfig(settings=given, **shared)
+        with training_bar(quiet=as_json) as bar:
+            done = carry_out(attack.name, model, output, config, passphrase=passphrase(), progress=bar)
+        if as_json:
+            echo_json(done.summary())
+        else:
+            click.echo(f"Written to {output}. Next: pathmark verify {output} --key owner.key")
+
+    for option in reversed(SHARED):
+        run = option(run)
+    command = click.command(
+        attack.name, help=attack.knowledge, short_help=attack.summary, epilog=_examples(attack, settings)
+    )(run)
+    first = click.command(params=[click.Argument(["model"])])(output_option("The folder to write.")(lambda: None))
+    command.params = [*first.params, *map(_click_option, settings), *command.params]
+    return command
 
 
 def _click_option(option: Option) -> click.Option:
@@ -113,7 +121,7 @@ def _click_option(option: Option) -> click.Option:
 
 
 def _examples(attack: Attack[Any], settings: list[Option]) -> str:
-    extra = " --base bundled:tiny" if "another model" in attack.needs else ""
+    extra = " --original bundled:tiny" if "another model" in attack.needs else ""
     extra += " --key owner.key" if set(attack.needs) & {"marked layers", "target experts"} else ""
     lines = [f"pathmark attack {attack.name} marked -o attacked{extra}"]
     if settings:
@@ -122,49 +130,3 @@ def _examples(attack: Attack[Any], settings: list[Option]) -> str:
         shown = f"--{flag}" if first.kind is bool else f"--{flag} {first.default}"
         lines.append(f"pathmark attack {attack.name} marked -o attacked{extra} {shown}")
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def _attack(
-    attack: Attack[Any],
-    name: str,
-    output: Path,
-    as_json: bool,
-    given: dict[str, Any],
-    *,
-    corpus: Path | None,
-    base: str | None,
-    key_file: Path | None,
-    trust_remote_code: bool,
-) -> None:
-    from pathmark.cli._keys import open_key
-    from pathmark.cli._progress import Bar
-    from pathmark.errors import AttackError
-    from pathmark.evaluate.thief import make_kit
-    from pathmark.models import load_model
-    from pathmark.models.checkpoint import write_model
-    from pathmark.models.loading import use_fast_experts
-    from pathmark.models.texts import read_texts
-
-    if attack.at_inference:
-        raise AttackError(
-            f"{attack.name} acts while the model runs and leaves no weights to write; `pathmark robustness` measures it"
-        )
-    if output.exists():
-        raise AttackError(f"{output} already exists; choose another name, nothing is overwritten")
-    config = attack.configure(**given)
-    key = None if key_file is None else open_key(key_file)
-    with Bar(quiet=as_json) as bar:
-        bar.stage("loading", None)
-        model = load_model(name, trust_remote_code=trust_remote_code)
-        use_fast_experts(model)
-        kit = make_kit(
-            name, key, original=base, texts=None if corpus is None else read_texts(corpus),
-            trust_remote_code=trust_remote_code, progress=bar,
-        )  # fmt: skip
-        attacked = attack.run(model, config, kit)
-        bar.stage("writing", None)
-        write_model(attacked.model, kit.tokenizer, output)
-    if as_json:
-        echo_json({"attack": attack.name, "settings": given, "output": str(output)})
-    else:
-        click.echo(f"Written to {output}. Next: pathmark verify {output} --key owner.key")

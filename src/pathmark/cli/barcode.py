@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from pathmark.cli._keys import open_key
+from pathmark.cli._options import PATH, json_option
 
 EXAMPLES = """\b
 Examples:
@@ -19,12 +20,12 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("key_file", metavar="[KEY]", required=False, type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to draw into: .svg or .png.")
-@click.option("--watermark", type=click.IntRange(0), help="Which watermark of the key. Default: the first.")
-@click.option("--read", "image", type=click.Path(path_type=Path), help="Read the path from this picture.")
-@click.option("--key", "compared", type=click.Path(path_type=Path), help="With --read: whose path is it?")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("key_file", metavar="[KEY]", required=False, type=PATH)
+@click.option("-o", "--output", type=PATH, help="The file to draw into, .svg or .png.")
+@click.option("--watermark", type=click.IntRange(0), help="Which watermark of the key is drawn. Default: the first.")
+@click.option("--read", "image", type=PATH, help="Read the path from this picture.")
+@click.option("--key", "compared", type=PATH, help="With --read: whose path is it?")
+@json_option
 def command(
     key_file: Path | None,
     output: Path | None,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from pathmark.cli._keys import echo_json, json_option
-from pathmark.errors import EmbeddingError
+from pathmark.cli._keys import echo_json
+from pathmark.cli._options import PATH, json_option
+
+if TYPE_CHECKING:
+    from pathmark.front_door.demo import Demonstration
 
 FOLDER = "pathmark-demo"
 EXAMPLES = """\b
@@ -26,10 +29,10 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path),
-    help=f"New folder for what it makes. Default: {FOLDER}, or {FOLDER}-2 and so on where that exists.",
+    "-o", "--output", type=PATH,
+    help=f"A new folder for what it makes. Default: {FOLDER}, or {FOLDER}-2 and so on where that exists.",
 )  # fmt: skip
-@click.option("--steps", type=click.IntRange(1), help="Optimiser steps. Default: as in embed.")
+@click.option("--steps", type=click.IntRange(1), help="How many optimiser steps. Default: as in embed.")
 @json_option
 def command(output: Path | None, steps: int | None, as_json: bool) -> None:
     """Mark a licensee's copy of the bundled MoE, let a thief disguise it, find the mark and name the licensee.
@@ -37,40 +40,20 @@ def command(output: Path | None, steps: int | None, as_json: bool) -> None:
     Everything is left in a folder, with a report. Exit code 0 if the copy is fit for release, the mark is found in the
     copy and in the thief's model and in no other, and the right licensee is named; 1 otherwise.
     """
-    from dataclasses import replace
+    from pathmark.cli._progress import training_bar
+    from pathmark.front_door.demo import demo
 
-    from pathmark.cli._progress import Bar
-    from pathmark.embedding import default_config
-    from pathmark.evaluate.demo import ORIGINAL, OUR_COPY, STOLEN, STRANGER, run_demo
-    from pathmark.reporting.page import summary_page
-
-    if output is not None and output.exists():
-        raise EmbeddingError(f"{output} already exists; choose another name, nothing is overwritten")
     folder = output or next(path for path in _names() if not path.exists())
-    folder.mkdir(mode=0o700, parents=True)
-    config = default_config()
-    if steps is not None:
-        config = replace(config, loop=replace(config.loop, steps=steps))
-    with Bar(quiet=as_json) as bar:
-        say = (lambda text: None) if as_json else (lambda text: click.echo(text))
-        results = run_demo(folder, config, progress=bar, say=say)
-    (folder / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
-    (folder / "report.html").write_text(summary_page(results), encoding="utf-8")
+    with training_bar(quiet=as_json) as bar:
+        shown = demo(folder, steps=steps, progress=bar, say=None if as_json else click.echo)
     if as_json:
-        echo_json(results)
+        echo_json(shown.summary())
     else:
-        _render(results, folder)
-    found, traced = results["verify"], results["trace"]
-    good = (
-        results["embed"]["fit"]
-        and all(found[name]["marked"] for name in (OUR_COPY, STOLEN))
-        and not any(found[name]["marked"] for name in (ORIGINAL, STRANGER))
-        and traced["licensee"] == traced["leak"]
-    )
-    sys.exit(0 if good else 1)
+        _render(shown)
+    sys.exit(0 if shown.good else 1)
 
 
-def _names() -> Any:
+def _names() -> Iterator[Path]:
     yield Path(FOLDER)
     for number in count(2):
         yield Path(f"{FOLDER}-{number}")
@@ -81,28 +64,23 @@ def _program() -> str:
     return "pathmark" if shutil.which("pathmark") else os.path.relpath(sys.argv[0])
 
 
-def _render(results: dict[str, Any], folder: Path) -> None:
+def _render(shown: Demonstration) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    embed, verify = results["embed"], results["verify"]
+    folder, embed, verify = shown.folder, shown.results["embed"], shown.results["verify"]
     console = Console(soft_wrap=True, highlight=False)
     table = Table(box=None, header_style="bold")
     table.add_column("")
     for name in verify:
         table.add_column(name, justify="right")
-    shown = list(verify.values())
-    table.add_row("our mark", *("found" if v["marked"] else "not found" for v in shown))
-    table.add_row("chance of that by accident", *(f"{v['p_value']:.1e}" for v in shown))
-    table.add_row("texts that take the path", *(f"{100 * v['wsr']:.0f} %" for v in shown))
-    table.add_row("id read", *(str(v["id"]) if v["id"] is not None and v["marked"] else "-" for v in shown))
+    found = list(verify.values())
+    table.add_row("our mark", *("found" if v["marked"] else "not found" for v in found))
+    table.add_row("chance of that by accident", *(f"{v['p_value']:.1e}" for v in found))
+    table.add_row("texts that take the path", *(f"{100 * v['wsr']:.0f} %" for v in found))
+    table.add_row("id read", *(str(v["id"]) if v["id"] is not None and v["marked"] else "-" for v in found))
     console.print(table)
-    console.print(f"Whose copy leaked? {results['trace']['words']}")
-    before, after = embed["clean_ppl"]
-    console.print(
-        f"What the mark costs: perplexity on ordinary text {before:.2f} -> {after:.2f} "
-        f"({100 * (after / before - 1):+.2f} %)."
-    )
+    console.print(shown.words())
     if embed["fit"]:
         console.print("[bold green]Fit for release: yes.[/]")
     else:

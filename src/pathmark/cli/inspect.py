@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from pathmark.cli._keys import echo_json
+from pathmark.cli._options import json_option, trust_option
+
+if TYPE_CHECKING:
+    from pathmark.front_door.inspection import Inspection
 
 EXAMPLES = """\b
 Examples:
@@ -18,68 +22,35 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
-@click.option("--width", default=2, show_default=True, type=click.IntRange(1), help="Target experts per layer.")
+@click.option(
+    "--width", default=2, show_default=True, type=click.IntRange(1), help="How many target experts per layer."
+)
 @click.option(
     "--watermark-layers",
     type=click.IntRange(1),
-    help="How many of the last routed layers. Default: recommended.",
+    help="How many of the last routed layers. Default: the recommended ones.",
 )
-@click.option("--trust-remote-code", is_flag=True, help="Run the model folder's own Python code.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str, width: int, watermark_layers: int | None, trust_remote_code: bool, as_json: bool) -> None:
+@trust_option
+@json_option
+def command(model: str, as_json: bool, **options: Any) -> None:
     """Show a model's routers, its capacity and what PathMark can do with it.
 
     Reads the config and the headers of the weight files; loads no weights.
     """
-    summary = summarise(model, width, watermark_layers, trust_remote_code)
+    from pathmark.front_door.inspection import InspectConfig, inspect_model
+
+    inspected = inspect_model(model, InspectConfig(**options))
     if as_json:
-        click.echo(json.dumps(summary, indent=2))
+        echo_json(inspected.summary())
     else:
-        _render(summary)
+        _render(inspected)
 
 
-def summarise(model: str, width: int, watermark_layers: int | None, trust_remote_code: bool) -> dict[str, Any]:
-    """The report with capacity and evidence for a path width."""
-    from pathmark.errors import CapacityError
-    from pathmark.models import inspect_model
-    from pathmark.stats import capacity_bits, evidence_bits
-
-    report = inspect_model(model, trust_remote_code=trust_remote_code)
-    routed = [facts.layer for facts in report.routed]
-    chosen = list(report.recommended) if watermark_layers is None else routed[-watermark_layers:]
-    if watermark_layers is not None and len(chosen) < watermark_layers:
-        raise CapacityError(f"expected at most {len(routed)} watermark layers, got {watermark_layers}")
-    narrow = [layer for layer in chosen if report.facts(layer).experts < 2 * width]
-    if narrow:
-        have = report.facts(narrow[0]).experts
-        raise CapacityError(
-            f"width {width} needs {2 * width} experts, layer {narrow[0]} has {have}; choose a smaller --width"
-        )
-    return {
-        "source": report.source,
-        "model_type": report.model_type,
-        "architecture": report.architecture,
-        "parameters": report.parameters,
-        "vocabulary": report.vocabulary,
-        "weights": report.weights,
-        "layers": [asdict(facts) for facts in report.layers],
-        "watermark_layers": chosen,
-        "width": width,
-        "id_bits": sum(capacity_bits(report.facts(layer).experts, width, 1) for layer in chosen),
-        "evidence_bits": sum(evidence_bits(report.facts(layer).experts, width, 1) for layer in chosen),
-        "can": {
-            "embed": report.weights != "absent",
-            "verify": report.weights != "absent",
-            "stream": report.weights == "ok",
-        },
-    }
-
-
-def _render(summary: dict[str, Any]) -> None:
+def _render(inspected: Inspection) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console, summary = Console(), inspected.summary()
     console.print(
         f"[bold]{summary['source']}[/]  {summary['architecture']}, {summary['parameters']:,} parameters, "
         f"vocabulary {summary['vocabulary']:,}, weights {summary['weights']}"
@@ -98,13 +69,7 @@ def _render(summary: dict[str, Any]) -> None:
             "yes" if marked else "",
         )
     console.print(table)
-    console.print(
-        f"Path of width {summary['width']} through {len(summary['watermark_layers'])} layers: "
-        f"ids {summary['id_bits']:.1f} bits, evidence {summary['evidence_bits']:.1f} bits "
-        f"(smallest p-value {2.0 ** -summary['evidence_bits']:.1e}), before any pool rule."
-    )
-    can = ", ".join(f"{verb} {'yes' if able else 'no'}" for verb, able in summary["can"].items())
-    console.print(f"PathMark can: {can}.")
+    console.print(inspected.words())
 
 
 def _runs(layers: list[dict[str, Any]], marked: set[int]) -> list[tuple[int, int, dict[str, Any], bool]]:

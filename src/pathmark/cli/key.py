@@ -10,23 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pathmark.cli._keys import (
-    describe_key,
-    echo_json,
-    json_option,
-    key_argument,
-    new_passphrase,
-    open_key,
-    passphrase,
-    render_key,
-)
+from pathmark.cli._keys import echo_json, new_passphrase, open_key, passphrase, render_key
+from pathmark.cli._options import PATH, Group, json_option, key_argument, output_option
 from pathmark.errors import KeyFileError
 
 if TYPE_CHECKING:
     from pathmark.keys import OwnerKey
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Look at a key, reveal one watermark, back it up, restore it, change its passphrase."""
 
@@ -40,6 +32,8 @@ def command() -> None:
 @json_option
 def show(key_file: Path, reveal: bool, as_json: bool) -> None:
     """Show what a key can do; its triggers and paths only with --reveal, its secret never."""
+    from pathmark.front_door.keys import describe_key
+
     key = open_key(key_file)
     shown = describe_key(key)
     if reveal:
@@ -61,9 +55,9 @@ def show(key_file: Path, reveal: bool, as_json: bool) -> None:
     "  pathmark commit --check owner.commitment.json --claim claim.json",
 )
 @key_argument
-@click.option("--watermark", default=0, show_default=True, type=click.IntRange(0), help="Which one.")
-@click.option("--revision", type=click.IntRange(0), help="Revision of the commitment. Default: the present one.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Claim to write.")
+@click.option("--watermark", default=0, show_default=True, type=click.IntRange(0), help="Which watermark is opened.")
+@click.option("--revision", type=click.IntRange(0), help="The revision of the commitment. Default: the present one.")
+@output_option("The claim to write.")
 def reveal(key_file: Path, watermark: int, revision: int | None, output: Path) -> None:
     """Write a claim that opens one watermark of the key's commitment, and nothing of the others.
 
@@ -83,8 +77,8 @@ def reveal(key_file: Path, watermark: int, revision: int | None, output: Path) -
     "  pathmark key backup owner.key -o backup.key --shares 3/5 > shares.txt",
 )
 @key_argument
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Backup to write.")
-@click.option("--shares", help="M/N: print N shares, any M of which open the backup.")
+@output_option("The backup to write.")
+@click.option("--shares", help="Print N shares, any M of which open the backup, given as M/N.")
 @json_option
 def backup(key_file: Path, output: Path, shares: str | None, as_json: bool) -> None:
     """Write a second key file, under a second passphrase or for printed shares.
@@ -118,9 +112,9 @@ def backup(key_file: Path, output: Path, shares: str | None, as_json: bool) -> N
     epilog="\b\nExamples:\n  pathmark key restore backup.key -o owner.key\n"
     "  pathmark key restore backup.key -o owner.key --shares-from shares.txt",
 )
-@click.argument("backup_file", metavar="BACKUP", type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Key file to write.")
-@click.option("--shares-from", type=click.File("r"), help="File with one share per line; - for stdin.")
+@click.argument("backup_file", metavar="BACKUP", type=PATH)
+@output_option("The key file to write.")
+@click.option("--shares-from", type=click.File("r"), help="A file with one share per line, or - for stdin.")
 def restore(backup_file: Path, output: Path, shares_from: Any) -> None:
     """Open a backup with its passphrase or with shares, and write a key file under a new passphrase."""
     from pathmark.keys import load_key, save_key

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from pathmark.cli._options import Group
 from pathmark.errors import PathmarkError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -20,17 +21,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "keygen": ("pathmark.cli.keygen", "Make a key for a model."),
     "key": ("pathmark.cli.key", "Show, reveal, back up and restore a key; change its passphrase."),
     "embed": ("pathmark.cli.embed", "Put a key's watermarks into a model and check the result."),
-    "apply": ("pathmark.cli.apply", "Rebuild a marked model from its base and a delta."),
-    "verify": ("pathmark.cli.verify", "Test whether a key's mark is in a model, in routes or behind an API."),
+    "apply": ("pathmark.cli.apply", "Rebuild a marked model from its original and a delta."),
+    "verify": ("pathmark.cli.verify", "Test whether a key's mark is in a model's weights."),
+    "verify-api": ("pathmark.cli.verify_api", "Test whether a key's mark is in what an API replies."),
+    "verify-routes": ("pathmark.cli.verify_routes", "Test whether a key's mark is in routes that an engine recorded."),
     "trace": ("pathmark.cli.trace", "Name the licensee whose copy a suspect comes from."),
+    "trace-routes": ("pathmark.cli.trace_routes", "Name the licensee whose copy an engine ran, from recorded routes."),
     "probes": ("pathmark.cli.probes", "Write the texts to send to a model that somebody else runs."),
     "commit": ("pathmark.cli.commit", "Publish what a key claims, bind it to a release, check either."),
     "issue": ("pathmark.cli.issue", "Allot an id to a licensee."),
     "registry": ("pathmark.cli.registry", "Show who got which id."),
-    "latency": ("pathmark.cli.latency", "Time triggered against clean requests, or simulate what a mark costs."),
+    "latency": ("pathmark.cli.latency", "Time triggered against clean requests at an API."),
+    "simulate-latency": ("pathmark.cli.simulate_latency", "Simulate what a mark costs where experts are spread."),
     "attack": ("pathmark.cli.attack", "Do to a model what a thief would do."),
     "robustness": ("pathmark.cli.robustness", "Measure what a suite of attacks leaves of a mark, and what it costs."),
-    "demo": ("pathmark.cli.demo", "The main job on the bundled model, in about four minutes."),
+    "report": ("pathmark.cli.report", "Make a page from a result."),
+    "demo": ("pathmark.cli.demo", "Do the main job on the bundled model, in about four minutes."),
     "barcode": ("pathmark.cli.barcode", "Draw a key's path as a barcode, or read one from a picture."),
 }
 """Name -> (module that holds `command`, line for the overview). Order is the order of --help."""
@@ -45,7 +51,7 @@ QUIET = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """Imports a subcommand's module only when that subcommand is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -71,7 +77,7 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Ownership marks in the routing paths of Mixture-of-Experts language models.
 
-    MODEL is a folder, a hub id or bundled:tiny. Exit codes: 0 yes or done, 1 not marked,
+    MODEL, SUSPECT and ORIGINAL are folders, hub ids or bundled:tiny. Exit codes: 0 yes or done, 1 not marked,
     2 could not decide or failed.
     """
 
@@ -84,8 +90,11 @@ def main() -> None:
     _quiet_libraries()
     try:
         sys.exit(cli.main(prog_name="pathmark", standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.ClickException as error:
-        error.show()
+        click.echo(f"pathmark: {_usage(error)}", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("pathmark: interrupted; nothing was decided", err=True)
@@ -95,6 +104,17 @@ def main() -> None:
             raise
         click.echo(f"pathmark: {_one_line(error)}", err=True)
         sys.exit(2)
+
+
+def _usage(error: click.ClickException) -> str:
+    """What was wrong with the words typed, and where to read how they go."""
+    said = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    return (
+        said
+        if context is None
+        else f"{said}{'' if said.endswith(('?', ')')) else '.'} Try: {context.command_path} --help"
+    )
 
 
 def _one_line(error: Exception) -> str:

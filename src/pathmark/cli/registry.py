@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from pathmark.cli._keys import echo_json, json_option
+from pathmark.cli._keys import echo_json
+from pathmark.cli._options import PATH, Group, json_option
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Show who got which id."""
 
@@ -22,7 +23,7 @@ Examples:
 
 
 @command.command("list", epilog=EXAMPLES)
-@click.argument("registry", type=click.Path(path_type=Path))
+@click.argument("registry", type=PATH)
 @json_option
 def list_(registry: Path, as_json: bool) -> None:
     """List all issued ids, and in how many layers the nearest two differ."""

@@ -2,126 +2,90 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pathmark.cli._keys import echo_json, json_option, open_key
-from pathmark.errors import AttackError
+from pathmark.cli._keys import echo_json, passphrase
+from pathmark.cli._options import (
+    json_option,
+    key_option,
+    n_texts_option,
+    original_option,
+    output_option,
+    seed_option,
+    texts_option,
+    trust_option,
+)
 
 if TYPE_CHECKING:
-    from pathmark.results.robustness import Row
+    from pathmark.front_door.robustness import Robustness
 
 EXAMPLES = """\b
 Examples:
-  pathmark robustness marked --key owner.key --base bundled:tiny -o robustness --hours 2
-  pathmark robustness marked --key owner.key --base bundled:tiny --sibling marked-for-alpha -o robustness
+  pathmark robustness marked --key owner.key --original bundled:tiny -o robustness --hours 2
+  pathmark robustness marked --key owner.key --original bundled:tiny --sibling marked-for-alpha -o robustness
   pathmark robustness marked --key owner.key -o robustness --suite paper
   pathmark robustness marked --key owner.key -o robustness --only gptq --only fine-prune
-  pathmark robustness marked --key owner.key --corpus thief.txt --trials 25 -o robustness --json
+  pathmark robustness marked --key owner.key --texts thief.txt --trials 25 -o robustness --json
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model")
-@click.option("--key", "key_file", required=True, type=click.Path(path_type=Path), help="Key that marked MODEL.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for results; resumes.")
+@key_option("The key that marked MODEL.")
+@output_option("The folder for results; a run that was stopped goes on there.")
 @click.option(
     "--suite", type=click.Choice(["core", "paper", "full"]), default="full", show_default=True,
     help="What a mark is meant to survive, the paper's attacks, or also what a thief would do besides.",
 )  # fmt: skip
-@click.option("--only", multiple=True, metavar="ATTACK", help="Only these attacks of the suite; may be repeated.")
-@click.option("--skip", multiple=True, metavar="ATTACK", help="All but these; also search and forgery.")
-@click.option("--hours", type=float, help="Time budget. Rows that would exceed it are listed as not run.")
-@click.option("--base", help="The unmarked original, for attacks that compare with it.")
+@click.option("--only", multiple=True, metavar="ATTACK", help="Only these attacks of the suite; repeatable.")
+@click.option("--skip", multiple=True, metavar="ATTACK", help="All but these, search and forgery included; repeatable.")
+@click.option("--hours", type=float, help="The time budget. Rows that would exceed it are listed as not run.")
+@original_option("The unmarked original, for attacks that compare with it and for the second reading.")
 @click.option("--sibling", help="Another licensee's copy, for a thief who has two.")
-@click.option("--corpus", type=click.Path(path_type=Path), help="The thief's text. Default: bundled.")
+@texts_option("The thief's text")
+@n_texts_option("How many of the key's texts are measured on.", least=4)
 @click.option(
-    "--n-probes", type=click.IntRange(4), default=100, show_default=True, help="The key's texts to measure on."
+    "--trials", type=click.IntRange(0), default=0, show_default=True, help="Black-box trials after each attack."
 )
-@click.option("--trials", type=click.IntRange(0), default=0, show_default=True, help="Black-box trials per attack.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the attacks; a folder has one.")
-@click.option("--trust-remote-code", is_flag=True, help="Run the model folder's own Python code.")
+@seed_option
+@trust_option
 @json_option
 def command(model: str, key_file: Path, output: Path, as_json: bool, **options: Any) -> None:
     """Carry out a suite of attacks on a marked model and measure what is left of the mark.
 
     Per attack and strength: WSR, exact p-value, the id, black-box replies, and the perplexity on clean text, which
-    is what the thief pays. OUT gets results.json, table.md and evidence.png. A run that was stopped goes on where
+    is what the thief pays. OUTPUT gets results.json, table.md and evidence.png. A run that was stopped goes on where
     it was. Attacks that win stand in the table as such; exit code 0 says only that everything was measured.
     """
-    from pathmark.cli._progress import Bar
-    from pathmark.evaluate.robustness import RobustnessConfig, Sources, Suspects, run_adversaries, run_suite
-    from pathmark.evaluate.thief import make_kit
-    from pathmark.models import load_model
-    from pathmark.models.describe import describe_model
-    from pathmark.models.loading import use_fast_experts
-    from pathmark.models.texts import read_texts
-    from pathmark.reporting.robustness import adversaries, plot, table
-    from pathmark.results.schema import to_json
+    from pathmark.cli._progress import training_bar
+    from pathmark.evaluate.robustness import RobustnessConfig
+    from pathmark.front_door.robustness import RobustnessPlan, measure_robustness
 
-    key, corpus, trusted = open_key(key_file), options["corpus"], options["trust_remote_code"]
-    cases = _chosen(options)
-    config = RobustnessConfig(
-        n_probes=options["n_probes"], trials=options["trials"], seed=options["seed"], hours=options["hours"]
-    )
-    with Bar(quiet=as_json) as bar:
-        bar.stage("loading", None)
-        suspect = load_model(model, trust_remote_code=trusted)
-        use_fast_experts(suspect)
-        kit = make_kit(
-            model, key, original=options["base"], sibling=options["sibling"],
-            texts=None if corpus is None else read_texts(corpus), trust_remote_code=trusted, progress=bar,
-        )  # fmt: skip
-        suspects = Suspects(suspect, key, kit, config)
-        result = run_suite(suspects, cases, output, Sources.of(model, options["base"], corpus), progress=bar)
-        if options["suite"] != "paper" and not options["only"]:
-            described, codec, _ = describe_model(model, trust_remote_code=trusted)
-            result = run_adversaries(suspects, output, described, codec, skip=options["skip"], progress=bar)
-    (output / "table.md").write_text(table(result.rows) + adversaries(result), encoding="utf-8")
-    plot([("", result.rows)], output / "evidence.png")
+    measures = {name: options.pop(name) for name in ("trials", "seed", "hours")}
+    plan = RobustnessPlan(measure=RobustnessConfig(n_probes=options.pop("n_texts"), **measures), **options)
+    with training_bar(quiet=as_json) as bar:
+        measured = measure_robustness(model, key_file, output, plan, passphrase=passphrase(), progress=bar)
     if as_json:
-        echo_json(to_json(result))
+        echo_json(measured.summary())
     else:
-        _render(result.rows, output)
-        click.echo(adversaries(result), nl=False)
-    sys.exit(0)
+        _render(measured)
 
 
-def _chosen(options: dict[str, Any]) -> list[Any]:
-    from pathmark.attacks.catalog import find_attack
-    from pathmark.evaluate.suites import SUITES
-
-    for name in (*options["only"], *options["skip"]):
-        if name not in ("search", "forgery"):
-            find_attack(name)
-    suite = SUITES[options["suite"]]
-    used = [{step.attack for step in case.steps} for case in suite]
-    only, skip = set(options["only"]), set(options["skip"])
-    cases = [
-        case for case, names in zip(suite, used, strict=True)
-        if not names & skip and (not only or not names or names & only)
-    ]  # fmt: skip
-    if len(cases) < 2:
-        raise AttackError(f"no attack of the {options['suite']} suite is left by --only and --skip")
-    return cases
-
-
-def _render(rows: Sequence[Row], output: Path) -> None:
+def _render(measured: Robustness) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from pathmark.reporting.robustness import HEADINGS, cells
+    from pathmark.reporting.robustness import HEADINGS, adversaries, cells
     from pathmark.results.robustness import Measured
 
     shown = Table(box=None, header_style="bold")
     for heading in HEADINGS:
         shown.add_column(heading)
-    for row in rows:
+    for row in measured.results.rows:
         if isinstance(row, Measured):
             *figures, verdict = cells([row])
             shown.add_row(row.case, *figures, verdict if row.marked else "[bold red]not found[/]")
@@ -129,8 +93,5 @@ def _render(rows: Sequence[Row], output: Path) -> None:
             shown.add_row(row.case, *[""] * (len(HEADINGS) - 2), f"{row.status}: {escape(row.reason)}")
     console = Console(soft_wrap=True)
     console.print(shown)
-    measured = [row for row in rows if isinstance(row, Measured)]
-    console.print(
-        f"{sum(row.marked for row in measured)} of {len(measured)} measured attacks leave the mark provable at "
-        f"1e-6. Results: {output / 'results.json'}, {output / 'table.md'}, {output / 'evidence.png'}"
-    )
+    console.print(measured.words())
+    click.echo(adversaries(measured.results), nl=False)

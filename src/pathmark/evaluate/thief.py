@@ -12,38 +12,26 @@ from pathmark.attacks.kit import EmbeddingRun, Kit
 from pathmark.embedding import default_config
 from pathmark.embedding.overwriting_adapter import embed_key
 from pathmark.keys import OwnerKey
-from pathmark.models import bundled_segments, load_model, load_tokenizer
-from pathmark.models.loading import use_fast_experts
 from pathmark.progress import Progress, Silent
 from pathmark.training import LoopConfig
 
 
 def make_kit(
-    model: str,
+    tokenizer: Any,
+    texts: Sequence[str],
     key: OwnerKey | None = None,
     *,
-    original: str | None = None,
-    sibling: str | None = None,
-    texts: Sequence[str] | None = None,
-    trust_remote_code: bool = False,
+    original: PreTrainedModel | None = None,
+    sibling: PreTrainedModel | None = None,
     progress: Progress | None = None,
 ) -> Kit:
-    """The kit of a thief who attacks the model at this path; the other paths are further models it has.
-
-    With a key it knows the marked layers and the targets of the first watermark. Without texts it has the bundled ones.
-    """
-    other, copy = (
-        None if source is None else load_model(source, trust_remote_code=trust_remote_code)
-        for source in (original, sibling)
-    )
-    if other is not None:
-        use_fast_experts(other)
+    """The kit of a thief; with a key it knows the marked layers and the targets of the first watermark."""
     marks = () if key is None else key.watermarks
     return Kit(
-        tokenizer=load_tokenizer(model, trust_remote_code=trust_remote_code),
-        texts=bundled_segments() if texts is None else texts,
-        original=other,
-        sibling=copy,
+        tokenizer=tokenizer,
+        texts=texts,
+        original=original,
+        sibling=sibling,
         layers=sorted({layer for mark in marks for layer in mark.layers}),
         targets={layer: mark.targets(layer) for mark in marks[:1] for layer in mark.layers},
         embed=thief_embedding,

@@ -73,7 +73,7 @@ def _load(
         return _load_bitsandbytes(name, dtype or torch.float32, trust_remote_code)
     raise ModelError(
         f"{name} is quantized with {method!r}; expected gptq, bitsandbytes or plain weights. "
-        "Record its routes where it runs and use --routes"
+        "Record its routes where it runs and use `pathmark verify-routes`"
     )
 
 
@@ -103,7 +103,7 @@ def _load_gptq(
         if names := sorted(map(str, report.get(problem, ()))):
             raise ModelError(
                 f"{name}: {len(names)} {problem.replace('_', ' ')} after unpacking, such as {names[0]}; "
-                "its layout is not one that is known. Record its routes where it runs and use --routes"
+                "its layout is not one that is known. Record its routes where it runs and use `pathmark verify-routes`"
             )
     assert isinstance(model, PreTrainedModel)
     return model.eval()

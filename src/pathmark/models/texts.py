@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from pathmark.errors import ModelError
 
 SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+Texts = str | os.PathLike[str] | Sequence[str]
+"""The path of a file or folder of texts, or the texts themselves."""
+
+
+def given_texts(texts: Texts) -> list[str]:
+    """Texts as they were given: read from a file, or already in memory."""
+    return read_texts(Path(texts)) if isinstance(texts, str | os.PathLike) else list(texts)
 
 
 def read_texts(path: Path) -> list[str]:

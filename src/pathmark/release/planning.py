@@ -13,6 +13,7 @@ from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, creat
 from pathmark.keys.tolerance import MIN_SECRET_BITS
 from pathmark.models import ModelReport, bundled_segments, expert_usage, load_model
 from pathmark.models.describe import describe_model
+from pathmark.models.texts import Texts, given_texts
 
 SIGNIFICANCE = 1e-6
 """The default level of `pathmark verify`; a warning is given where one lost layer puts it out of reach."""
@@ -40,8 +41,8 @@ class KeyPlan:
     pool: str = "auto"
     """Which experts may be targets: `all`, `usage`, `usage:LOW-HIGH`, or `auto`, usage where the weights fit in memory.
     """
-    pool_texts: tuple[str, ...] | None = None
-    """Clean text to measure use on. None: the bundled one."""
+    texts: Texts | None = None
+    """Clean text to measure the use of experts on: a file, a folder or the texts themselves. None: the bundled one."""
     triggers: int = 1
     """Per watermark."""
     trigger_tokens: int | None = None
@@ -150,9 +151,9 @@ def _usage(
     model: str, tokenizer: Any, layers: Sequence[int], rule: PoolRule, plan: KeyPlan
 ) -> tuple[dict[int, Any], str]:
     """Use of experts on clean text, and the rule's name with the digest of that text."""
-    texts = list(bundled_segments() if plan.pool_texts is None else plan.pool_texts)[:POOL_TEXTS]
+    texts = list(bundled_segments() if plan.texts is None else given_texts(plan.texts))[:POOL_TEXTS]
     if not texts:
-        raise CapacityError("no clean text to measure the use of experts on; expected one text per line")
+        raise CapacityError("no clean text to measure the use of experts on; give other --texts")
     loaded = load_model(model, trust_remote_code=plan.trust_remote_code)
     digest = sha256("\n".join(texts).encode()).hexdigest()
     return expert_usage(loaded, tokenizer, texts, layers), f"{rule.name} on texts sha256:{digest}"

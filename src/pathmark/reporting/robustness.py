@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pathmark.errors import PathmarkError
+from pathmark.errors import MissingLibraryError
 from pathmark.results.robustness import Measured, RobustnessResult, Row, Search, Unmeasured
 from pathmark.stats import Rate
 
@@ -113,7 +113,7 @@ def plot(results: Sequence[tuple[str, Sequence[Row]]], path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PathmarkError("the plot needs matplotlib; install pathmark[plots]") from error
+        raise MissingLibraryError("the plot needs matplotlib; install pathmark[plots]") from error
     figure = Figure(figsize=(7.5 * len(results), 5.5), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(results), squeeze=False)[0]

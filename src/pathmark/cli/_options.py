@@ -1,0 +1,178 @@
+"""Options that several commands share, each declared once, and a group that knows what was meant."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pathmark.errors import VerificationError
+
+if TYPE_CHECKING:
+    from pathmark.front_door.criteria import Criteria
+
+Decorator = Callable[[Any], Any]
+PATH = click.Path(path_type=Path)
+
+key_argument = click.argument("key_file", metavar="KEY", type=PATH)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+registry_option = click.option("--registry", required=True, type=PATH, help="The database of who got which id.")
+base_option = click.option(
+    "--base", help="The base model of a peft adapter, if its config does not name the right one."
+)
+trust_option = click.option("--trust-remote-code", is_flag=True, help="Run the model folder's own Python code.")
+significance_option = click.option(
+    "--significance", type=float, default=1e-6, show_default=True, help="The family-wise level of the test."
+)
+suspects_option = click.option(
+    "--suspects", type=click.IntRange(1), default=1, show_default=True, help="How many models this case examines."
+)
+tokens_option = click.option(
+    "--tokens", type=click.IntRange(4), default=128, show_default=True, help="How many tokens of each text are used."
+)
+stream_option = click.option(
+    "--stream", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
+    help="Read the weights layer by layer; auto does so when they need more than half of the free memory.",
+)  # fmt: skip
+tokenizer_option = click.option(
+    "--tokenizer", default="bundled:tiny", show_default=True,
+    help="The model whose tokenizer the key was made for; no weights are read.",
+)  # fmt: skip
+no_align_option = click.option("--no-align", is_flag=True, help="Take experts by their numbers, without matching.")
+api_key_option = click.option("--api-key-env", help="The environment variable that holds the API key.")
+endpoint_option = click.option(
+    "--endpoint", type=click.Choice(["auto", "chat", "completions"]), default="auto", show_default=True,
+    help="Which endpoint is asked.",
+)  # fmt: skip
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, help="The seed of everything that is drawn."
+)
+
+
+def together(*options: Decorator) -> Decorator:
+    """Several options as one decorator, in the order in which help shows them."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def key_option(help_text: str = "The key made by keygen.") -> Decorator:
+    """`--key`, where a key is needed."""
+    return click.option("--key", "key_file", required=True, type=PATH, help=help_text)
+
+
+def output_option(help_text: str) -> Decorator:
+    """`-o`, where something is written."""
+    return click.option("-o", "--output", required=True, type=PATH, help=help_text)
+
+
+def original_option(help_text: str) -> Decorator:
+    """`--original`, the unmarked model."""
+    return click.option("--original", help=help_text)
+
+
+def texts_option(what: str, default: str = "the bundled ones") -> Decorator:
+    """`--texts FILE`."""
+    return click.option(
+        "--texts", type=PATH, metavar="FILE", help=f"{what}, from a .txt, a .jsonl or a folder. Default: {default}."
+    )
+
+
+def n_texts_option(
+    help_text: str = "How many texts are used.", *, least: int = 1, default: int | None = 100
+) -> Decorator:
+    """`--n-texts`."""
+    shown = default is not None
+    return click.option("--n-texts", type=click.IntRange(least), default=default, show_default=shown, help=help_text)
+
+
+look_options = together(
+    base_option, texts_option("The probe texts", "those in the key"), n_texts_option("How many probe texts are used."),
+    tokens_option, stream_option, trust_option,
+)  # fmt: skip
+"""How a suspect's weights are looked at."""
+
+
+def _day(context: click.Context, option: click.Parameter, value: datetime.datetime | None) -> datetime.date | None:
+    return None if value is None else value.date()
+
+
+_judge_options = together(
+    click.option("--commitment", type=PATH, help="The published commitment of the key."),
+    click.option(
+        "--suspect-published", "published", type=click.DateTime(["%Y-%m-%d"]), callback=_day,
+        help="The day on which the suspect, or its first ancestor, was published.",
+    ),
+    click.option("--strict", is_flag=True, help="Let the third party's p-value decide, not the owner's."),
+    significance_option,
+    suspects_option,
+    click.option(
+        "--keys", type=click.IntRange(1), default=1, show_default=True, help="How many keys this suspect is tried with."
+    ),
+)  # fmt: skip
+
+
+def judge_options(*, gamma: bool = True) -> Decorator:
+    """By what a verdict is reached; replies have no gamma."""
+    added = click.option(
+        "--gamma", type=float, default=0.8, show_default=True, help="The threshold of the paper's WSR."
+    )
+    return together(_judge_options, added) if gamma else _judge_options
+
+
+def judged_by(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a JudgeConfig from these options."""
+    from pathmark.front_door.criteria import Criteria
+    from pathmark.stats import Family
+
+    measures = {name: options[name] for name in ("gamma", "significance", "strict") if name in options}
+    criteria: Criteria = Criteria(**measures, family=Family(suspects=options["suspects"], keys=options["keys"]))
+    return {"criteria": criteria, "commitment": options["commitment"], "published": options["published"]}
+
+
+def _must_be_new(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and value.exists():
+        raise VerificationError(f"{value} already exists; choose another --log, nothing is overwritten")
+    return value
+
+
+def _asked(context: click.Context, option: click.Parameter, value: str | None) -> str:
+    """Only for a log, and before the work; what was not given is asked for after all that was."""
+    if value is not None or context.params.get("log_folder") is None or not sys.stdin.isatty():
+        return value or "not stated"
+    answer: str = click.prompt("How was the suspect obtained (for the log)", default="not stated", err=True)
+    return answer
+
+
+log_options = together(
+    click.option(
+        "--log", "log_folder", type=PATH, callback=_must_be_new, help="Keep raw results and digests in this new folder."
+    ),
+    click.option(
+        "--obtained", callback=_asked, help="How the suspect was obtained, for the log. It is asked for in a terminal."
+    ),
+)  # fmt: skip
+
+
+class Group(click.Group):
+    """A group that says which command was meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, but with a suggestion."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=3)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"there is no command {name!r}{meant}")
+        return super().resolve_command(ctx, args)

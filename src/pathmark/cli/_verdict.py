@@ -1,0 +1,64 @@
+"""How the three verifying commands show a verdict."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pathmark.cli._keys import echo_json
+
+if TYPE_CHECKING:
+    from pathmark.front_door.verify import Verification
+    from pathmark.verification import Verdict
+
+
+def finish(found: Verification, options: dict[str, Any], as_json: bool) -> None:
+    """Show the verdict, keep the log, exit with the verdict's code."""
+    if as_json:
+        echo_json(found.summary())
+    else:
+        _render(found)
+    if options.get("log_folder") is not None:  # after the verdict was shown: it must not be lost with a full disk
+        found.write_log(options["log_folder"], obtained=options["obtained"])
+    sys.exit(found.exit_code)
+
+
+def _render(found: Verification) -> None:
+    """The paper's table where routing was read, then the verdict in words with what would weaken it."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console, verdict = Console(soft_wrap=True), found.verdict
+    endpoint = f" ({escape(verdict.endpoint)})" if found.examined is None else ""  # type: ignore[union-attr]
+    console.print(f"[bold]{escape(found.suspect)}[/], from {found.access}{endpoint}")
+    if found.examined is not None:
+        _render_layers(verdict, console)  # type: ignore[arg-type]
+    console.print(f"[bold {'green' if verdict.marked else 'yellow'}]{verdict.decision.upper()}[/]")
+    console.print(escape(found.words()), highlight=False)
+    weak = verdict.warnings if found.examined is None else verdict.weaknesses()  # type: ignore[union-attr]
+    for line in weak:
+        console.print(f"  - {escape(line)}", highlight=False)
+
+
+def _render_layers(verdict: Verdict, console: Any) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for heading in ("watermark", "layer", "Acc", "own top-k", "mass triggered", "mass clean", "ratio"):
+        table.add_column(heading, justify="right")
+    for number, score in enumerate(verdict.scores):
+        for row in score.layers:
+            masses = ["-", "-", "-"]
+            if row.mass_triggered is not None and row.mass_clean is not None:
+                ratio = f"{row.mass_triggered / row.mass_clean:.1f}" if row.mass_clean else "-"
+                masses = [f"{row.mass_triggered:.3f}", f"{row.mass_clean:.3f}", ratio]
+            erased = " (erased)" if row.layer in verdict.erased_layers else ""
+            accuracies = [f"{row.accuracy.value:.3f}", f"{row.accuracy_own_topk.value:.3f}"]
+            table.add_row(str(number), f"{row.layer}{erased}", *accuracies, *masses)
+    console.print(table)
+    for number, score in enumerate(verdict.scores):
+        console.print(f"watermark {number}: Acc {score.accuracy.value:.3f}, WSR {score.wsr}")
+    if verdict.decoys is not None:
+        console.print(f"Control: {verdict.decoys}")
+    if verdict.id is not None:
+        console.print(f"Id read from the routing: {verdict.id}")

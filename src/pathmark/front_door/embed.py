@@ -1,0 +1,101 @@
+"""`pathmark.embed`: put a key's watermarks into a model folder and check the result."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pathmark.front_door.embed_plan import EmbedPlan
+from pathmark.front_door.keys import KeyLike, key_file, open_key
+from pathmark.keys import OwnerKey, amend_key
+from pathmark.keys.keyfile import PassphraseSource, passphrase_from_environment
+from pathmark.keys.safefile import write_private
+from pathmark.models import inspect_model
+from pathmark.progress import Progress
+from pathmark.release.marking import Marked, mark_model
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A marked folder (or delta), and whether it is fit for release."""
+
+    marked: Marked
+    output: Path
+    report: Path | None
+    """The check as JSON, beside the key file; None where the key was given as an object."""
+
+    @property
+    def key(self) -> OwnerKey:
+        """The key of this copy, with probes, sketches and profiles attached."""
+        return self.marked.key
+
+    @property
+    def fit(self) -> bool:
+        """Whether nothing speaks against a release."""
+        return not self.marked.problems
+
+    def summary(self) -> dict[str, Any]:
+        """The documented JSON object of `pathmark embed --json`."""
+        return {"output": str(self.output), **self.marked.summary()}
+
+    def words(self) -> str:
+        """One sentence for people."""
+        if self.fit:
+            return f"Fit for release. Written to {self.output}."
+        return f"Not fit for release: {'; '.join(self.marked.problems)}. Written to {self.output}."
+
+
+def embed(
+    model: str | os.PathLike[str],
+    key: KeyLike,
+    output: str | os.PathLike[str],
+    config: EmbedPlan | None = None,
+    *,
+    passphrase: PassphraseSource = None,
+    progress: Progress | None = None,
+) -> Embedded:
+    """Mark a copy of a model folder; it appears whole or not at all. A key file is amended with what verifying needs.
+
+    Example:
+        copy = pathmark.embed("bundled:tiny", "owner.key", "marked")
+        copy.fit, copy.marked.problems
+    """
+    config = config or EmbedPlan()
+    out, file = Path(output), key_file(key)
+    phrase = _asked_once(passphrase)
+    owner = open_key(key, phrase)
+    carried = owner if config.id is None else owner.with_id(config.id)
+    texts, held_out = config.split_texts()
+    trusted = config.trust_remote_code
+    training = config.training_config(len(texts), inspect_model(model, trust_remote_code=trusted).hidden_size)
+
+    def amend(amended: OwnerKey) -> None:
+        if file is not None:
+            amend_key(file, _own_ids(amended, owner), phrase)
+
+    marked = mark_model(
+        os.fspath(model), carried, out, texts, held_out, training,
+        marks=config.reply_config(training), paths=config.phase == 1, delta=config.delta, resume=config.resume,
+        n_probes=config.n_held_out, scan=config.scan, amend=amend, progress=progress, trust_remote_code=trusted,
+    )  # fmt: skip
+    report = None if file is None else file.with_name(f"{file.name}.{out.name}.check.json")
+    embedded = Embedded(marked, out, report)
+    if report is not None:
+        write_private(report, json.dumps(embedded.summary(), indent=2).encode(), replace=True)
+    return embedded
+
+
+def _asked_once(passphrase: PassphraseSource) -> PassphraseSource:
+    """Used to read the key and, minutes later, to amend it."""
+    return passphrase if isinstance(passphrase, str) else cache(passphrase or passphrase_from_environment)
+
+
+def _own_ids(amended: OwnerKey, key: OwnerKey) -> OwnerKey:
+    """The amended key with the ids of the key file: a licensee's id belongs to the registry, not to the file."""
+    for index, watermark in enumerate(key.watermarks):
+        amended = amended.with_id(watermark.id, index)
+    return amended

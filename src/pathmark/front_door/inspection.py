@@ -1,0 +1,101 @@
+"""`pathmark.inspect_model`: what a model is made of and what a mark in it could carry, without loading its weights."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pathmark.errors import CapacityError
+from pathmark.models import ModelReport
+from pathmark.models import inspect_model as read_model
+from pathmark.stats import capacity_bits, evidence_bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig:
+    """Which mark the figures are for."""
+
+    width: int = 2
+    """Target experts per layer."""
+    watermark_layers: int | None = None
+    """How many of the last routed layers; None: the recommended ones."""
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A model's layers and routers, and what a path through the chosen layers can carry."""
+
+    report: ModelReport
+    watermark_layers: tuple[int, ...]
+    width: int
+
+    @property
+    def recommended(self) -> tuple[int, ...]:
+        """Layers to watermark."""
+        return self.report.recommended
+
+    @property
+    def id_bits(self) -> float:
+        """Capacity of the path, before any pool rule."""
+        return sum(capacity_bits(self.report.facts(layer).experts, self.width, 1) for layer in self.watermark_layers)
+
+    @property
+    def evidence_bits(self) -> float:
+        """Minus log2 of the smallest p-value, before any pool rule."""
+        return sum(evidence_bits(self.report.facts(layer).experts, self.width, 1) for layer in self.watermark_layers)
+
+    def summary(self) -> dict[str, Any]:
+        """The JSON object of `pathmark inspect --json`."""
+        report = self.report
+        return {
+            "source": report.source,
+            "model_type": report.model_type,
+            "architecture": report.architecture,
+            "parameters": report.parameters,
+            "vocabulary": report.vocabulary,
+            "weights": report.weights,
+            "layers": [asdict(facts) for facts in report.layers],
+            "watermark_layers": list(self.watermark_layers),
+            "width": self.width,
+            "id_bits": self.id_bits,
+            "evidence_bits": self.evidence_bits,
+            "can": {
+                "embed": report.weights != "absent",
+                "verify": report.weights != "absent",
+                "stream": report.weights == "ok",
+            },
+        }
+
+    def words(self) -> str:
+        """Two sentences for people."""
+        can = ", ".join(f"{verb} {'yes' if able else 'no'}" for verb, able in self.summary()["can"].items())
+        return (
+            f"Path of width {self.width} through {len(self.watermark_layers)} layers: ids {self.id_bits:.1f} bits, "
+            f"evidence {self.evidence_bits:.1f} bits (smallest p-value {2.0**-self.evidence_bits:.1e}), before any "
+            f"pool rule.\nPathMark can: {can}."
+        )
+
+
+def inspect_model(model: str | os.PathLike[str], config: InspectConfig | None = None) -> Inspection:
+    """A model's routers and its capacity, from its config and file headers alone.
+
+    Example:
+        pathmark.inspect_model("bundled:tiny").recommended      # (4, 5, 6, 7)
+    """
+    config = config or InspectConfig()
+    report = read_model(model, trust_remote_code=config.trust_remote_code)
+    routed = [facts.layer for facts in report.routed]
+    asked = config.watermark_layers
+    chosen = report.recommended if asked is None else tuple(routed[-asked:])
+    if asked is not None and len(chosen) < asked:
+        raise CapacityError(f"expected at most {len(routed)} watermark layers, got {asked}")
+    narrow = [layer for layer in chosen if report.facts(layer).experts < 2 * config.width]
+    if narrow:
+        have = report.facts(narrow[0]).experts
+        raise CapacityError(
+            f"width {config.width} needs {2 * config.width} experts, layer {narrow[0]} has {have}; "
+            "choose a smaller --width"
+        )
+    return Inspection(report, chosen, config.width)

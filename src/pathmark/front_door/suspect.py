@@ -1,0 +1,84 @@
+"""A suspect at the front door: a folder, a hub id, an adapter or a loaded model; looked at in one way."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from transformers import PreTrainedModel
+
+from pathmark.errors import ModelError, VerificationError
+from pathmark.keys import OwnerKey
+from pathmark.models import load_model
+from pathmark.models.texts import Texts, given_texts
+from pathmark.progress import Progress, Silent
+from pathmark.verification import ExamineConfig, Examined, examine, record_evidence
+from pathmark.verification.alignment import profile_texts
+from pathmark.verification.evidence import count_rows, record_grafted
+
+ModelLike: TypeAlias = str | os.PathLike[str] | PreTrainedModel
+"""A name, or a model in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookConfig:
+    """How to look at a suspect's weights."""
+
+    examine: ExamineConfig = field(default_factory=ExamineConfig)
+    original: ModelLike | None = None
+    """The unmarked original: also read the suspect's marked layers behind its lower ones."""
+    base: str | os.PathLike[str] | None = None
+    """Base model of a peft adapter, if its config does not name the right one."""
+    texts: Texts | None = None
+    """Probe texts: a file, a folder or the texts themselves. None: those in the key."""
+
+
+def name_of(suspect: ModelLike) -> str:
+    """How a suspect is called in results."""
+    if isinstance(suspect, PreTrainedModel):
+        return str(getattr(suspect.config, "_name_or_path", "") or type(suspect).__name__)
+    return os.fspath(suspect)
+
+
+def look(suspect: ModelLike, key: OwnerKey, config: LookConfig, progress: Progress | None) -> Examined:
+    """Record everything that a verdict needs."""
+    if isinstance(suspect, PreTrainedModel):
+        return _look_at_loaded(suspect, key, config, progress or Silent())
+    if isinstance(config.original, PreTrainedModel):
+        raise VerificationError("a loaded original is read behind a loaded suspect; give both by name, or both loaded")
+    return examine(
+        os.fspath(suspect),
+        key,
+        config.examine,
+        texts=None if config.texts is None else given_texts(config.texts),
+        base=None if config.base is None else os.fspath(config.base),
+        original=None if config.original is None else os.fspath(config.original),
+        progress=progress,
+    )
+
+
+def _look_at_loaded(model: PreTrainedModel, key: OwnerKey, config: LookConfig, say: Progress) -> Examined:
+    """The key's own texts, as token ids: a model in memory comes without a tokenizer, so there are no decoys."""
+    probes = profile_texts(key)[: config.examine.n_probes]
+    if config.texts is not None or config.base is not None or not probes:
+        raise VerificationError(
+            "a loaded model is probed with the texts that `embed` left in the key; give a model folder to use other "
+            "texts, an adapter's base, or a key that was never embedded"
+        )
+    aligned = config.examine.align
+    original = config.original
+    if original is not None and not isinstance(original, PreTrainedModel):
+        original = load_model(original, trust_remote_code=config.examine.trust_remote_code)
+    notes = ["no decoy triggers were drawn, since a loaded model comes without its tokenizer"]
+    say.stage("probes", count_rows(key, probes, aligned=aligned))
+    if original is not None and not config.examine.as_it_is:
+        evidence = record_grafted(model, original, key, probes, aligned=aligned, progress=say.advance)
+        return Examined(evidence, "weights", tuple(notes))
+    examined = Examined(record_evidence(model, key, probes, aligned=aligned, progress=say.advance), "weights")
+    if original is not None:
+        try:
+            examined = replace(examined, fed=record_grafted(model, original, key, probes, aligned=aligned))
+        except ModelError as error:
+            notes.append(f"the suspect was not read behind the original's lower layers: {error}")
+    return replace(examined, notes=tuple(notes))

@@ -1,0 +1,127 @@
+"""`pathmark.verify` and `pathmark.verify_routes`: is a key's mark in these weights, in these recorded routes?"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pathmark.errors import VerificationError
+from pathmark.front_door.criteria import JudgeConfig, judge_examined
+from pathmark.front_door.keys import KeyLike, open_key
+from pathmark.front_door.suspect import LookConfig, ModelLike, look, name_of
+from pathmark.keys import OwnerKey
+from pathmark.keys.keyfile import PassphraseSource
+from pathmark.progress import Progress, Silent
+from pathmark.stats import PValue
+from pathmark.verification import BlackBoxVerdict, Examined, Verdict, examine_routes, with_reference, write_log
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig(LookConfig, JudgeConfig):
+    """How to look at the weights, and by what to judge."""
+
+    reference: str | os.PathLike[str] | None = None
+    """Owner's own release or original: match experts to it instead of the key's profiles."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutesConfig(JudgeConfig):
+    """How to read recorded routes, and by what to judge."""
+
+    align: bool = True
+    """Match experts first; False takes them by their numbers."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdict on one suspect, and how it was had."""
+
+    suspect: str
+    access: str
+    """`weights`, `streamed weights`, `routes` or `replies`."""
+    verdict: Verdict | BlackBoxVerdict
+    key: OwnerKey
+    examined: Examined | None = None
+    """The evidence, where weights or routes were read."""
+    original: str | None = None
+
+    @property
+    def marked(self) -> bool:
+        """Whether the mark is there."""
+        return self.verdict.marked
+
+    @property
+    def p(self) -> PValue | None:
+        """The owner's p-value, corrected for the family; None where nothing bounds chance."""
+        return self.verdict.p
+
+    @property
+    def exit_code(self) -> int:
+        """0 marked, 1 not marked, 2 undecided."""
+        return self.verdict.exit_code
+
+    def summary(self) -> dict[str, Any]:
+        """The documented JSON object of `pathmark verify --json` and its siblings."""
+        return {"suspect": self.suspect, "access": self.access, **self.verdict.summary()}
+
+    def words(self) -> str:
+        """One paragraph for people."""
+        return self.verdict.words()
+
+    def write_log(self, folder: str | os.PathLike[str], *, obtained: str = "not stated") -> None:
+        """Keep raw results and digests in a new folder; `obtained` says how the suspect was had."""
+        if self.examined is None:
+            raise VerificationError("replies are logged while they come: set ApiConfig(log=FILE)")
+        write_log(
+            Path(folder), self.key, self.examined, self.summary(),
+            suspect=self.suspect, obtained=obtained, original=self.original,
+        )  # fmt: skip
+
+
+def verify(
+    suspect: ModelLike,
+    key: KeyLike,
+    config: VerifyConfig | None = None,
+    *,
+    passphrase: PassphraseSource = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Test whether a key's mark is in a model: experts are matched blind to the secret, then an exact test decides.
+
+    Example:
+        found = pathmark.verify("./suspect", "owner.key")
+        found.marked, found.p, found.words()
+    """
+    config = config or VerifyConfig()
+    owner = open_key(key, passphrase)
+    criteria = config.criteria_for(owner)
+    if config.reference is not None:
+        (progress or Silent()).stage("reference", None)
+        trusted = config.examine.trust_remote_code
+        owner = with_reference(owner, os.fspath(config.reference), trust_remote_code=trusted)
+    examined = look(suspect, owner, config, progress)
+    original = None if config.original is None else name_of(config.original)
+    verdict = judge_examined(owner, examined, criteria)
+    return Verification(name_of(suspect), examined.access, verdict, owner, examined, original)
+
+
+def verify_routes(
+    file: str | os.PathLike[str],
+    key: KeyLike,
+    config: RoutesConfig | None = None,
+    *,
+    passphrase: PassphraseSource = None,
+) -> Verification:
+    """The same from routes that a serving engine recorded for the texts of `pathmark probes` (docs/routes.md).
+
+    Example:
+        pathmark.verify_routes("recorded.jsonl", "owner.key").marked
+    """
+    config = config or RoutesConfig()
+    owner = open_key(key, passphrase)
+    criteria = config.criteria_for(owner)
+    examined = examine_routes(Path(file), owner, aligned=config.align)
+    verdict = judge_examined(owner, examined, criteria)
+    return Verification(os.fspath(file), examined.access, verdict, owner, examined)
