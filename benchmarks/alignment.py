@@ -44,7 +44,7 @@ from pathmark.keys.watermark import Secret
 from pathmark.models import bundled_probes, expert_usage, find_routers, load_model, load_tokenizer, perplexity
 from pathmark.stats import NullDistribution, exact_test, null_distribution
 from pathmark.verification import attach_profiles, encode_probes, verify_model
-from pathmark.verification.evidence import record_evidence
+from pathmark.verification.weights.recording import record_evidence
 
 Attack = Callable[[PreTrainedModel], PreTrainedModel]
 

@@ -172,7 +172,8 @@ def test_trace(case, tmp_path, monkeypatch):
     assert run("trace", case.base, *common).exit_code == 1
     break_embedding(case, tmp_path / "broken")
     assert run("trace", tmp_path / "broken", *common).exit_code == 1
-    monkeypatch.setattr("pathmark.verification.suspect.record_evidence", None)  # nobody reads the suspect as it is
+    # nobody reads the suspect as it is
+    monkeypatch.setattr("pathmark.verification.weights.suspect.record_evidence", None)
     result = run("trace", tmp_path / "broken", *common, "--graft", case.base)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["id"] in (3, None)  # a mark of 60 steps may be found before its id can be read

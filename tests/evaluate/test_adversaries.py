@@ -11,7 +11,7 @@ from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.models.describe import describe_model
 from pathmark.progress import Silent
 from pathmark.reporting.robustness import adversaries
-from pathmark.verification.alignment import profile_texts
+from pathmark.verification.paths.alignment import profile_texts
 
 BUDGET = TriggerSearch(
     vocabulary=60, random_sequences=24, restarts=1, steps=2, candidates=8, confirmed=4, confirm_texts=2, text_tokens=4

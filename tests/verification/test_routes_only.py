@@ -21,10 +21,10 @@ from pathmark.release import ScanConfig
 from pathmark.release.marking import mark_model
 from pathmark.stats import exact_test
 from pathmark.verification import Routes, decode_id, measure_layers, record_routes, score_path, target_mass
-from pathmark.verification.enginefile import read_routes
-from pathmark.verification.probeplan import ProbePlace, Variant, plan_probes, probe_id, read_probe_id
-from pathmark.verification.routefile import RecordedProbe, Recording, write_routes
-from pathmark.verification.routes_only import pair_routes
+from pathmark.verification.recorded.enginefile import read_routes
+from pathmark.verification.recorded.probeplan import ProbePlace, Variant, plan_probes, probe_id, read_probe_id
+from pathmark.verification.recorded.routefile import RecordedProbe, Recording, write_routes
+from pathmark.verification.recorded.routes_only import pair_routes
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 FORMATS = ["jsonl", "npz", "vllm", "vllm answers", "sglang answers"]

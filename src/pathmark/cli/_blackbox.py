@@ -12,8 +12,7 @@ from pathmark.errors import ModelError, VerificationError
 
 if TYPE_CHECKING:
     from pathmark.keys import OwnerKey, TextCodec
-    from pathmark.stats import Family
-    from pathmark.verification import Anchor, BlackBoxVerdict
+    from pathmark.verification import Criteria, ReplyVerdict
 
 
 def options(command: Any) -> Any:
@@ -43,11 +42,11 @@ def options(command: Any) -> Any:
 
 
 def run(
-    key: OwnerKey, key_file: Path, model: str | None, given: dict[str, Any], anchor: Anchor, family: Family, bar: Any
-) -> BlackBoxVerdict:
+    key: OwnerKey, key_file: Path, model: str | None, given: dict[str, Any], criteria: Criteria, bar: Any
+) -> ReplyVerdict:
     """Ask and judge; `given` are the command's options."""
     from pathmark.keys import Ledger
-    from pathmark.verification import ApiClient, ApiSettings, LocalBackend, verify_api
+    from pathmark.verification import ApiClient, ApiSettings, AskConfig, LocalBackend, verify_api
 
     backend: Any
     if given["url"] is not None:
@@ -71,33 +70,19 @@ def run(
         endpoint = None if given["endpoint"] == "auto" else given["endpoint"]
         backend = LocalBackend(loaded, tokenizer, name=model, endpoint=endpoint)
         codec = _codec(given["base"] or model, key)
-    seen = 0
-
-    def report(done: int, total: int) -> None:
-        nonlocal seen
-        if not seen:
-            bar.stage("asking", total)
-        bar.advance(done - seen)
-        seen = done
-
     return verify_api(
         backend,
         key,
-        trials=given["trials"],
-        max_tokens=given["max_tokens"],
+        AskConfig(trials=given["trials"], max_tokens=given["max_tokens"], redact=given["redact"]),
+        criteria=criteria,
         codec=codec,
         ledger=Ledger.beside(key_file),
         log=given["log_folder"],
-        redact=given["redact"],
-        anchor=anchor,
-        family=family,
-        significance=given["significance"],
-        strict=given["strict"],
-        progress=report,
+        progress=bar,
     )
 
 
-def show(verdict: BlackBoxVerdict, suspect: str, as_json: bool) -> None:
+def show(verdict: ReplyVerdict, suspect: str, as_json: bool) -> None:
     """JSON, or the verdict in words with its warnings."""
     from rich.console import Console
     from rich.markup import escape
@@ -109,8 +94,8 @@ def show(verdict: BlackBoxVerdict, suspect: str, as_json: bool) -> None:
     console.print(f"[bold]{escape(suspect)}[/], from replies ({verdict.endpoint})")
     console.print(f"[bold {'green' if verdict.marked else 'yellow'}]{verdict.decision.upper()}[/]")
     console.print(escape(verdict.words()), highlight=False)
-    for warning in verdict.warnings:
-        console.print(f"  - {escape(warning)}", highlight=False)
+    for weakness in verdict.weaknesses():
+        console.print(f"  - {escape(weakness)}", highlight=False)
 
 
 def _codec(name: str | None, key: OwnerKey) -> TextCodec | None:

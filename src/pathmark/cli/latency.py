@@ -85,8 +85,10 @@ def _measure(key: OwnerKey, key_file: Path, url: str, options: dict[str, Any], a
     from pathmark.keys import Ledger, trigger_refs
     from pathmark.models import load_tokenizer
     from pathmark.models.tokenization import HFTextCodec
-    from pathmark.verification.api import ApiClient, ApiSettings
-    from pathmark.verification.latency import LatencyLog, plan_latency, through_api, verify_latency
+    from pathmark.verification.blackbox.api import ApiClient, ApiSettings
+    from pathmark.verification.blackbox.latency import verify_latency
+    from pathmark.verification.blackbox.latency_plan import LatencyConfig, plan_latency
+    from pathmark.verification.blackbox.latency_timing import LatencyLog, through_api
 
     client = ApiClient(
         ApiSettings(
@@ -99,11 +101,11 @@ def _measure(key: OwnerKey, key_file: Path, url: str, options: dict[str, Any], a
     begun = None if log is None else log.trigger
     trigger = begun or next(iter(ledger.unused_triggers(key)), trigger_refs(key)[0])
     codec = HFTextCodec(load_tokenizer(options["tokenizer"]))
-    plan = plan_latency(
-        key, codec, _texts(options["texts"]), trigger=trigger, pairs=options["pairs"],
-        calibration=options["calibration"], text_tokens=options["tokens"], max_tokens=options["max_tokens"],
-        seed=options["seed"],
+    config = LatencyConfig(
+        trigger=trigger, pairs=options["pairs"], calibration=options["calibration"], text_tokens=options["tokens"],
+        max_tokens=options["max_tokens"], seed=options["seed"],
     )  # fmt: skip
+    plan = plan_latency(key, codec, _texts(options["texts"]), config)
 
     def disclose(detectable: float) -> None:
         if not as_json:
@@ -117,7 +119,7 @@ def _measure(key: OwnerKey, key_file: Path, url: str, options: dict[str, Any], a
     with Bar(quiet=as_json) as bar:
         verdict = verify_latency(
             through_api(client), plan, significance=options["significance"], expected=options["effect"],
-            log=log, disclose=disclose, stage=bar.stage, advance=bar.advance,
+            log=log, disclose=disclose, progress=bar,
         )  # fmt: skip
     if as_json:
         echo_json({"host": client.host, "model": client.model, **verdict.summary()})

@@ -66,7 +66,7 @@ def command(
     from pathmark.keys.safefile import write_private
     from pathmark.models import load_tokenizer
     from pathmark.models.tokenization import HFTextCodec
-    from pathmark.verification.probeplan import plan_probes
+    from pathmark.verification.recorded.probeplan import plan_probes
 
     key = open_key(key_file)
     codec = HFTextCodec(load_tokenizer(tokenizer))
@@ -103,7 +103,7 @@ def _rows(key: OwnerKey, codec: HFTextCodec, texts: Path | None, n_probes: int, 
     from pathmark.models import bundled_probes
     from pathmark.models.texts import read_texts
     from pathmark.verification import encode_probes
-    from pathmark.verification.alignment import profile_texts
+    from pathmark.verification.paths.alignment import profile_texts
 
     kept = profile_texts(key)
     if texts is None and kept:

@@ -49,7 +49,7 @@ def command(model: str | None, key_file: Path, registry: Path, as_json: bool, **
     from pathmark.errors import VerificationError
     from pathmark.keys import Registry
     from pathmark.stats import Family
-    from pathmark.verification import ExamineConfig, examine, examine_routes, trace_copy
+    from pathmark.verification import Criteria, ExamineConfig, examine, examine_routes, trace_copy
 
     if (model is None) == (options["routes"] is None):
         raise VerificationError("expected a model or --routes FILE, one of the two")
@@ -72,13 +72,8 @@ def command(model: str | None, key_file: Path, registry: Path, as_json: bool, **
             examined = examine(
                 model, key, config, base=options["base"], original=options["graft"], progress=bar
             )  # fmt: skip
-    traced = trace_copy(
-        key,
-        examined.evidence,
-        book.entries(),
-        significance=options["significance"],
-        family=Family(suspects=options["suspects"]),
-    )
+    criteria = Criteria(significance=options["significance"], family=Family(suspects=options["suspects"]))
+    traced = trace_copy(key, examined.evidence, book.entries(), criteria=criteria)
     if as_json:
         echo_json({"suspect": model or str(options["routes"]), **traced.summary()})
     else:

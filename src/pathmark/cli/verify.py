@@ -14,7 +14,7 @@ from pathmark.errors import VerificationError
 
 if TYPE_CHECKING:
     from pathmark.keys import OwnerKey
-    from pathmark.verification import Anchor, Examined, Verdict
+    from pathmark.verification import Anchor, Examined, PathVerdict
 
 EXAMPLES = """\b
 Examples:
@@ -74,7 +74,7 @@ def command(model: str | None, key_file: Path, as_json: bool, **options: Any) ->
     """
     from pathmark.cli._progress import Bar
     from pathmark.stats import Family
-    from pathmark.verification import judge, write_log
+    from pathmark.verification import Criteria, judge, write_log
 
     sources = [given for given in (model, options["routes"], options["url"]) if given is not None]
     if len(sources) != 1:
@@ -83,34 +83,27 @@ def command(model: str | None, key_file: Path, as_json: bool, **options: Any) ->
         raise VerificationError("--black-box asks a model folder; give one, or use --api URL")
     if options["graft"] is not None and (model is None or options["black_box"]):
         raise VerificationError("--graft needs the suspect's weights; give a model folder, without --black-box")
-    if not 0 < options["significance"] < 1 or not 0 < options["gamma"] <= 1:
-        raise VerificationError("--significance and --gamma lie between 0 and 1")
     suspect, log_folder = str(sources[0]), options["log_folder"]
     asked = options["url"] is not None or options["black_box"]
     if log_folder is not None and not asked and log_folder.exists():
         raise VerificationError(f"{log_folder} already exists; choose another --log, nothing is overwritten")
     key = open_key(key_file)
-    anchor = _anchor(key, options)
-    family = Family(suspects=options["suspects"], keys=options["keys"])
+    criteria = Criteria(
+        gamma=options["gamma"],
+        significance=options["significance"],
+        strict=options["strict"],
+        family=Family(suspects=options["suspects"], keys=options["keys"]),
+        anchor=_anchor(key, options),
+    )
     if asked:
         with Bar(quiet=as_json) as bar:
-            replied = _blackbox.run(key, key_file, model, options, anchor, family, bar)
+            replied = _blackbox.run(key, key_file, model, options, criteria, bar)
         _blackbox.show(replied, suspect, as_json)
         sys.exit(replied.exit_code)
     obtained = _obtained(options) if log_folder is not None else ""
     with Bar(quiet=as_json) as bar:
         examined, key = _examine(model, key, options, bar)
-        verdict = judge(
-            key,
-            examined.evidence,
-            examined.fed,
-            gamma=options["gamma"],
-            significance=options["significance"],
-            anchor=anchor,
-            strict=options["strict"],
-            family=family,
-            notes=examined.notes,
-        )
+        verdict = judge(key, examined.evidence, examined.fed, criteria, examined.notes)
     summary = {"suspect": suspect, "access": examined.access, **verdict.summary()}
     if as_json:
         echo_json(summary)
@@ -161,7 +154,7 @@ def _obtained(options: dict[str, Any]) -> str:
     return answer
 
 
-def render(verdict: Verdict, suspect: str, access: str) -> None:
+def render(verdict: PathVerdict, suspect: str, access: str) -> None:
     """The paper's table, the exact test, then the verdict in words."""
     from rich.console import Console
     from rich.markup import escape

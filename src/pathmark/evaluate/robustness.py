@@ -27,11 +27,11 @@ from pathmark.keys import ModelFacts, OwnerKey, TextCodec, commit_key
 from pathmark.keys.safefile import write_private
 from pathmark.models import perplexity
 from pathmark.progress import Progress, Silent
-from pathmark.verification import Evidence, Verdict, judge, record_evidence, verify_model
-from pathmark.verification.alignment import profile_texts
-from pathmark.verification.blackbox import verify_api
-from pathmark.verification.evidence import record_grafted
-from pathmark.verification.local import LocalBackend
+from pathmark.verification import Evidence, PathVerdict, judge, record_evidence, verify_model
+from pathmark.verification.blackbox.asking import AskConfig, verify_api
+from pathmark.verification.blackbox.local import LocalBackend
+from pathmark.verification.paths.alignment import profile_texts
+from pathmark.verification.weights.recording import record_grafted
 
 RESULTS = "results.json"
 UNFINISHED = "unfinished"
@@ -149,7 +149,7 @@ class Suspects:
             return None
 
     @staticmethod
-    def _reading(verdict: Verdict) -> dict[str, Any]:
+    def _reading(verdict: PathVerdict) -> dict[str, Any]:
         return {
             "wsr": verdict.wsr.summary(),
             "accuracy": verdict.scores[0].accuracy.value,
@@ -169,7 +169,7 @@ class Suspects:
         if not self.config.trials:
             return None
         backend = LocalBackend(model, self.kit.tokenizer, batch_size=32)
-        verdict = verify_api(backend, self.key, trials=self.config.trials, max_tokens=BLACK_BOX_MAX_TOKENS)
+        verdict = verify_api(backend, self.key, AskConfig(trials=self.config.trials, max_tokens=BLACK_BOX_MAX_TOKENS))
         return verdict.match_rate.summary() | {"p_value": None if verdict.p is None else verdict.p.value}
 
 

@@ -111,7 +111,7 @@ def mark_model(
     length = config.data.seq_len
     probes = encode_probes(tokenizer, probe_texts, n_probes=n_probes, length=length)
     say.stage("original model", len(probes) * (1 + len(key.watermarks)))
-    before = measure(model, key, probes, progress=say.advance)
+    before = measure(model, key, probes, progress=say)
     if not paths:
         _require_paths(key, before)
     # an already marked model is not the original: profiles stay as the first phase attached them
