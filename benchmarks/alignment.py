@@ -203,7 +203,7 @@ def main() -> None:
     original, marked = load_model(arguments.original), load_model(arguments.marked)
     tokenizer = load_tokenizer(arguments.original)
     key = load_key(arguments.key, lambda: os.environ["PATHMARK_PASSPHRASE"])
-    layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+    layers = list(key.layers)
     profile = encode_probes(tokenizer, bundled_probes(), n_probes=100, length=128)
     key = attach_profiles(key, original, profile)
     probes = encode_probes(tokenizer, bundled_probes(), n_probes=arguments.probes, length=arguments.length)

@@ -20,9 +20,22 @@ from pathmark.models.describe import describe_model
 from pathmark.verification.blackbox.api import ApiClient, ApiSettings
 from pathmark.verification.blackbox.latency import verify_latency
 from pathmark.verification.blackbox.latency_plan import LatencyConfig, plan_latency
-from pathmark.verification.blackbox.latency_timing import LatencyLog, one_by_one, through_api
+from pathmark.verification.blackbox.latency_timing import LatencyLog, Timed, through_api
 
 SIXTY = LatencyConfig(pairs=60, text_tokens=64)
+
+
+def one_by_one(send):
+    """From a function that sends one prompt and returns its seconds; a VerificationError drops the pair."""
+
+    def ask(prompts, max_tokens, answered):
+        for place, prompt in enumerate(prompts):
+            try:
+                answered(place, Timed(send(prompt, max_tokens)))
+            except VerificationError as error:
+                answered(place, Timed(trouble=str(error)))
+
+    return ask
 
 
 @pytest.fixture(scope="module")

@@ -161,7 +161,7 @@ def _attack(
             tokenizer=load_tokenizer(name, trust_remote_code=trust_remote_code),
             texts=read_texts(corpus) if corpus is not None else bundled_segments(),
             base=None if base is None else load_model(base, trust_remote_code=trust_remote_code),
-            layers=sorted({layer for mark in marks for layer in mark.layers}),
+            layers=() if key is None else key.layers,
             targets={layer: mark.targets(layer) for mark in marks[:1] for layer in mark.layers},
             progress=bar,
         )

@@ -84,7 +84,7 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
             texts=texts,
             base=base,
             sibling=sibling,
-            layers=sorted({layer for mark in key.watermarks for layer in mark.layers}),
+            layers=key.layers,
             targets={layer: first.targets(layer) for layer in first.layers},
             progress=bar,
         )

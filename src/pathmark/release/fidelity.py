@@ -32,7 +32,7 @@ def measure(
     progress: Progress | None = None,
 ) -> Measurement:
     """Routing in the watermarked layers and perplexity of the same text tokens, clean and triggered."""
-    layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+    layers = list(key.layers)
     clean = record_routes(model, probes, layers, progress=progress)
     clean_ppl = perplexity(model, probes)
     triggered, triggered_ppl = [], []

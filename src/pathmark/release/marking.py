@@ -207,7 +207,7 @@ def _embed(
     say: Progress,
 ) -> tuple[Any, int]:
     """Put the paths in; the model, and the steps that were taken."""
-    layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+    layers = list(key.layers)
     trained: Any = add_adapters(model, layers) if config.train == "lora" else model
     embedder = Embedder(trained, tokenizer, key, texts, config, announce=say.stage, progress=say.advance)
     work.mkdir(mode=0o700, parents=True, exist_ok=True)

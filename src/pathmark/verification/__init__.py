@@ -22,7 +22,7 @@ from pathmark.verification.paths.caselog import write_log
 from pathmark.verification.paths.decode import DecodedId, decode_id
 from pathmark.verification.paths.evidence import Evidence, Examined
 from pathmark.verification.paths.judging import PathVerdict, judge
-from pathmark.verification.paths.measures import LayerScore, PathScore, measure_layers, score_path, target_mass
+from pathmark.verification.paths.measures import measure_layers, score_path, target_mass
 from pathmark.verification.paths.routes import Routes
 from pathmark.verification.paths.tracing import TracedCopy, trace_copy
 from pathmark.verification.recorded.routes_only import examine_routes
@@ -47,9 +47,7 @@ __all__ = [
     "Evidence",
     "ExamineConfig",
     "Examined",
-    "LayerScore",
     "LocalBackend",
-    "PathScore",
     "PathVerdict",
     "ReplyVerdict",
     "Routes",

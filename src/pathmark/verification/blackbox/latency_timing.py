@@ -72,10 +72,8 @@ class LatencyLog:
         """Finished pairs of a stage, by number."""
         return {line["pair"]: line for line in self._lines[1:] if line.get("stage") == stage}
 
-    def add(self, stage: str, number: int, first: Timed, second: Timed) -> None:
+    def add(self, stage: str, number: int, times: dict[str, Any]) -> None:
         """One finished pair, on disk before the next one starts."""
-        trouble = first.trouble or second.trouble
-        times = {"triggered": first.seconds, "clean": second.seconds} if trouble is None else {"trouble": trouble}
         self._append({"stage": stage, "pair": number, **times})
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -116,11 +114,10 @@ def measure_pairs(
         first, second = waiting.pop(place - 1), timed
         triggered, clean = (first, second) if pair.triggered_first else (second, first)
         trouble = triggered.trouble or clean.trouble
-        book[pair.number] = (
-            {"trouble": trouble} if trouble else {"triggered": triggered.seconds, "clean": clean.seconds}
-        )
+        times = {"trouble": trouble} if trouble else {"triggered": triggered.seconds, "clean": clean.seconds}
+        book[pair.number] = times
         if log is not None:
-            log.add(stage, pair.number, triggered, clean)
+            log.add(stage, pair.number, times)
         if progress is not None:
             progress.advance(1)
 
@@ -135,19 +132,6 @@ def measure_pairs(
     return Timings(
         tuple(line["triggered"] for line in good), tuple(line["clean"] for line in good), len(pairs) - len(good)
     )
-
-
-def one_by_one(send: Callable[[str, int], float]) -> Ask:
-    """From a function that sends one prompt and returns its seconds; a VerificationError drops the pair."""
-
-    def ask(prompts: Sequence[str], max_tokens: int, answered: Answered) -> None:
-        for place, prompt in enumerate(prompts):
-            try:
-                answered(place, Timed(send(prompt, max_tokens)))
-            except VerificationError as error:
-                answered(place, Timed(trouble=str(error)))
-
-    return ask
 
 
 def through_api(client: ApiClient) -> Ask:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,20 +61,6 @@ class Routes:
             clean[layer] = np.where(mask_BT[:, :, None], decision_BTK, -1).astype(np.int64)
         return cls({}, clean, mask_BT, {layer: experts[layer] for layer in clean})
 
-    @staticmethod
-    def concat(parts: Sequence[Routes]) -> Routes:
-        """Routes of the probes of all parts, in order; every part has the same layers and masses known or not."""
-        first = parts[0]
-        if any(p.decisions.keys() != first.decisions.keys() or p.masses_known != first.masses_known for p in parts):
-            raise VerificationError("routes of different layers, or with and without masses, cannot be joined")
-        width = max(part.mask_BT.shape[1] for part in parts)
-        return Routes(
-            {n: np.concatenate([_widen(p.probs[n], width, 0) for p in parts]) for n in first.probs},
-            {n: np.concatenate([_widen(p.decisions[n], width, -1) for p in parts]) for n in first.decisions},
-            np.concatenate([_widen(part.mask_BT, width, False) for part in parts]),
-            dict(first.experts),
-        )
-
     @property
     def n_tokens(self) -> int:
         """Text tokens recorded."""
@@ -112,9 +97,3 @@ class Routes:
             self.mask_BT[chosen],
             dict(self.experts),
         )
-
-
-def _widen(array: NDArray[Any], width: int, fill: float) -> NDArray[Any]:
-    """The array with its token axis filled up to `width`; decisions of fewer choices stay as wide as they are."""
-    spare = [(0, 0), (0, width - array.shape[1])] + [(0, 0)] * (array.ndim - 2)
-    return np.pad(array, spare, constant_values=fill)
