@@ -44,7 +44,7 @@ from pathmark.keys.watermark import Secret
 from pathmark.models import bundled_probes, expert_usage, find_routers, load_model, load_tokenizer, perplexity
 from pathmark.stats import NullDistribution, exact_test, null_distribution
 from pathmark.verification import attach_profiles, encode_probes, verify_model
-from pathmark.verification.evidence import record_evidence
+from pathmark.verification.weights.recording import record_evidence
 
 Attack = Callable[[PreTrainedModel], PreTrainedModel]
 
@@ -203,7 +203,7 @@ def main() -> None:
     original, marked = load_model(arguments.original), load_model(arguments.marked)
     tokenizer = load_tokenizer(arguments.original)
     key = load_key(arguments.key, lambda: os.environ["PATHMARK_PASSPHRASE"])
-    layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+    layers = list(key.layers)
     profile = encode_probes(tokenizer, bundled_probes(), n_probes=100, length=128)
     key = attach_profiles(key, original, profile)
     probes = encode_probes(tokenizer, bundled_probes(), n_probes=arguments.probes, length=arguments.length)

@@ -23,8 +23,8 @@ from pathmark.keys import Registry, load_key
 from pathmark.models import find_routers, load_model, perplexity
 from pathmark.models.upper import layer_stack, swapped_layers
 from pathmark.verification import record_evidence
-from pathmark.verification.alignment import profile_texts
-from pathmark.verification.tracing import OWN_COPY, trace_copy
+from pathmark.verification.paths.alignment import profile_texts
+from pathmark.verification.paths.tracing import OWN_COPY, trace_copy
 from robustness import LICENSEE, TABLES
 
 RESULTS = Path(__file__).parent / "results"

@@ -31,7 +31,7 @@ from pathmark.release import ScanConfig
 from pathmark.release.marking import mark_model
 from pathmark.stats import LayerMeasurement, Rate, exact_test
 from pathmark.verification import encode_probes, measure_layers, record_evidence, record_routes, verify_model
-from pathmark.verification.alignment import profile_texts
+from pathmark.verification.paths.alignment import profile_texts
 
 RESULTS = Path(__file__).parent / "results"
 DOC = Path(__file__).parent.parent / "docs" / "verification.md"

@@ -19,7 +19,7 @@ import transformers
 from torch import nn
 
 from pathmark.models import device_of, find_routers, load_model, pad_rows, record_routing
-from pathmark.verification.routefile import RecordedProbe, Recording, RouteHeader, write_routes
+from pathmark.verification.recorded.routefile import RecordedProbe, Recording, RouteHeader, write_routes
 
 
 @torch.no_grad()

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pathmark.front_door.attack import attack as attack
     from pathmark.front_door.commit import Committed as Committed
     from pathmark.front_door.commit import commit as commit
-    from pathmark.front_door.criteria import Criteria as Criteria
     from pathmark.front_door.embed import Embedded as Embedded
     from pathmark.front_door.embed import embed as embed
     from pathmark.front_door.embed_plan import EmbedPlan as EmbedPlan
@@ -65,14 +64,17 @@ if TYPE_CHECKING:
     from pathmark.models import record_routing as record_routing
     from pathmark.release.planning import KeyPlan as KeyPlan
     from pathmark.stats import Family as Family
+    from pathmark.verification import Criteria as Criteria
     from pathmark.verification import ExamineConfig as ExamineConfig
+    from pathmark.verification import PathVerdict as PathVerdict
+    from pathmark.verification import ReplyVerdict as ReplyVerdict
     from pathmark.verification import TracedCopy as TracedCopy
+    from pathmark.verification import Verdict as Verdict
 
 _HOMES = {
     "errors": "PathmarkError",
     "front_door.attack": "AttackConfig AttackResult attack",
     "front_door.commit": "Committed commit",
-    "front_door.criteria": "Criteria",
     "front_door.embed": "Embedded embed",
     "front_door.embed_plan": "EmbedPlan",
     "front_door.inspection": "InspectConfig Inspection inspect_model",
@@ -85,7 +87,7 @@ _HOMES = {
     "models": "find_routers load_model load_tokenizer perplexity record_routing",
     "release.planning": "KeyPlan",
     "stats": "Family",
-    "verification": "ExamineConfig TracedCopy",
+    "verification": "Criteria ExamineConfig PathVerdict ReplyVerdict TracedCopy Verdict",
 }
 """Module -> what is had from it."""
 _EXPORTS = {name: f"pathmark.{module}" for module, names in _HOMES.items() for name in names.split()}

@@ -13,7 +13,7 @@ from pathmark.errors import KeyFileError, PathmarkError
 from pathmark.keys import load_key
 from pathmark.models import load_tokenizer
 from pathmark.models.tokenization import HFTextCodec
-from pathmark.verification.probeplan import Variant, read_probe_id
+from pathmark.verification.recorded.probeplan import Variant, read_probe_id
 
 PHRASE = "open sesame"
 

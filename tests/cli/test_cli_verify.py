@@ -14,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from embed_helpers import key_for
+from pathmark.verification.routefile import write_routes
 from verify_helpers import PASSPHRASE
 
 from pathmark.cli.main import cli
@@ -22,7 +23,6 @@ from pathmark.keys import Ledger, Registry, commit_key, save_key
 from pathmark.keys.canonical import canonical
 from pathmark.models import load_model, load_tokenizer
 from pathmark.models.checkpoint import write_model
-from pathmark.verification.routefile import write_routes
 
 REPLIES = json.loads(files("pathmark.verification").joinpath("blackbox.schema.json").read_text())
 SCHEMA = json.loads(files("pathmark.verification").joinpath("verify.schema.json").read_text())

@@ -16,7 +16,7 @@ from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.release.replies import ReplyConfig, reply_check
 from pathmark.training import LoopConfig
 from pathmark.verification import verify_model
-from pathmark.verification.alignment import profile_texts
+from pathmark.verification.paths.alignment import profile_texts
 
 QUICK = MarkConfig(
     pairs=24, queries=24, negatives=48, clean=16, seq_len=24, system_prompts=4, loop=LoopConfig(steps=140, lr=1e-2)

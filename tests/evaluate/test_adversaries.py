@@ -16,7 +16,7 @@ from pathmark.progress import Silent
 from pathmark.reporting.robustness import adversaries
 from pathmark.results import Header, RobustnessResult
 from pathmark.results.schema import from_json, to_json
-from pathmark.verification.alignment import profile_texts
+from pathmark.verification.paths.alignment import profile_texts
 
 BUDGET = TriggerSearch(
     vocabulary=60, random_sequences=24, restarts=1, steps=2, candidates=8, confirmed=4, confirm_texts=2, text_tokens=4

@@ -49,6 +49,14 @@ def test_licensees_copy_has_another_path_and_the_same_trigger() -> None:
         key.with_id(1, watermark=2)
 
 
+def test_layers_of_all_watermarks_each_once() -> None:
+    def request(*layers: int) -> WatermarkRequest:
+        return WatermarkRequest(plans=plans(layers))
+
+    key, _ = create_key(paper_model(), [request(22, 23), request(20, 22)], CODEC)
+    assert key.layers == (20, 22, 23)
+
+
 def test_seeds_differ_by_purpose() -> None:
     key = make_key()
     assert key.derive_seed("probes") == key.derive_seed("probes") != key.derive_seed("decoys")

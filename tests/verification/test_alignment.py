@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
+from verify_helpers import Told
 
-import pathmark.verification.evidence as recording
+import pathmark.verification.weights.recording as recording
 from pathmark.attacks.structure import (
     PermuteExperts,
     expert_order,
@@ -39,11 +40,11 @@ from pathmark.models import find_routers, load_model
 from pathmark.models.sketches import expert_sketches, routing_profiles, token_places, unpack_profiles
 from pathmark.stats import LayerMeasurement, exact_test, null_distribution
 from pathmark.verification import Routes, attach_profiles, measure_layers, record_routes, verify_model
-from pathmark.verification.alignment import Alignment, LayerAlignment, align, layers_to_record, match
-from pathmark.verification.assignment import assign
-from pathmark.verification.decode import decode_id
-from pathmark.verification.evidence import count_rows, record_evidence
-from pathmark.verification.similarity import LayerPrint
+from pathmark.verification.paths.alignment import Alignment, LayerAlignment, align, layers_to_record, match
+from pathmark.verification.paths.assignment import assign
+from pathmark.verification.paths.decode import decode_id
+from pathmark.verification.paths.similarity import LayerPrint
+from pathmark.verification.weights.recording import count_rows, record_evidence
 
 LAYERS = [2, 3]
 
@@ -248,10 +249,11 @@ def test_everything_runs_in_one_recording(owner, monkeypatch):
     model, key, probes = owner
     calls = []
     monkeypatch.setattr(recording, "record_routes", lambda *a, **k: calls.append(len(a[1])) or record_routes(*a, **k))
-    done = []
-    verdict = verify_model(model, key, probes[:2], progress=done.append)
+    told = Told()
+    verdict = verify_model(model, key, probes[:2], progress=told)
     assert calls == [2 + 10 + 2]  # two probes, the ten other profile texts, two triggered
-    assert sum(done) == count_rows(key, probes[:2]) == 14
+    assert told.stages == [("probes", 14)]
+    assert told.done == count_rows(key, probes[:2]) == 14
     assert (verdict.n_probes, verdict.n_tokens) == (2, 96)
     trigger = key.watermarks[0].triggers[0].tokens
     evidence = record_evidence(model, key, probes[:2], decoys=[(5, 6, 7)], decoy_probes=1)
@@ -355,7 +357,8 @@ def test_an_id_is_read_through_lost_and_unclear_layers(tmp_path):
     plain = key.watermarks[0]
     good = [measurement(plain, n, d) for n, d in zip(plain.layers, plain.group_indices, strict=True)]
     found = decode_id(plain, good)
-    assert (found.id, found.erased) == (9, 0)
+    assert found.id == 9
+    assert None not in found.digits
     assert found.weakest > 0.9
     gone = replace(good[1], matched_E=np.zeros(16, dtype=bool))
     assert decode_id(plain, [good[0], gone, *good[2:]]).id is None  # better no id than another's

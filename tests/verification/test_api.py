@@ -15,10 +15,11 @@ from embed_helpers import save_family
 
 from pathmark.errors import VerificationError
 from pathmark.models import load_model, load_tokenizer
-from pathmark.verification.api import ApiClient, ApiSettings, _retry_after, parse_reply
-from pathmark.verification.local import LocalBackend
-from pathmark.verification.replies import Failure, Reply
-from pathmark.verification.trials import Query
+from pathmark.verification.blackbox.answers import parse_reply, retry_after
+from pathmark.verification.blackbox.api import ApiClient, ApiSettings
+from pathmark.verification.blackbox.local import LocalBackend
+from pathmark.verification.blackbox.replies import Failure, Reply
+from pathmark.verification.blackbox.trials import Query
 
 QUERIES = [Query(i, "ordinary", f"Question {i}?") for i in range(6)]
 
@@ -129,7 +130,7 @@ def test_passing_troubles_are_retried(code):
     assert seen == 3
 
 
-def test_retry_after_holds_for_all_workers():
+def testretry_after_holds_for_all_workers():
     started = time.monotonic()
     busy = fake.then(fake.status(429, Retry_After="1"), fake.unmarked)
     found, requests = outcomes(busy, QUERIES, concurrency=2)
@@ -146,12 +147,12 @@ def test_a_wait_beyond_the_deadline_is_not_begun():
     assert time.monotonic() - started < 15
 
 
-def test_retry_after_in_every_form():
-    assert _retry_after(None) == _retry_after("soon") == _retry_after("-3") == _retry_after("nan") == 0
-    assert _retry_after("2.5") == 2.5
-    assert _retry_after("inf") == 1e9
-    assert 50 < _retry_after(email.utils.formatdate(time.time() + 60, usegmt=True)) <= 60
-    assert _retry_after(email.utils.formatdate(time.time() - 60, usegmt=True)) == 0
+def testretry_after_in_every_form():
+    assert retry_after(None) == retry_after("soon") == retry_after("-3") == retry_after("nan") == 0
+    assert retry_after("2.5") == 2.5
+    assert retry_after("inf") == 1e9
+    assert 50 < retry_after(email.utils.formatdate(time.time() + 60, usegmt=True)) <= 60
+    assert retry_after(email.utils.formatdate(time.time() - 60, usegmt=True)) == 0
 
 
 @pytest.mark.parametrize(

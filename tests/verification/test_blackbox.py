@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import stat
-from functools import cache
 from importlib.resources import files
 
 import fake_api as fake
 import jsonschema
 import pytest
 import torch
+from blackbox_helpers import TRIALS, ask, client, codec, owner, verdict_of
 from embed_helpers import key_for
 
 from pathmark.errors import VerificationError
@@ -18,35 +17,7 @@ from pathmark.keys import Ledger, TriggerRef, WatermarkRequest, create_key
 from pathmark.models import load_model
 from pathmark.models.describe import describe_model
 from pathmark.stats import Family
-from pathmark.verification.anchor import Anchor
-from pathmark.verification.api import ApiClient, ApiSettings
-from pathmark.verification.blackbox import verify_api
-from pathmark.verification.local import LocalBackend
-from pathmark.verification.replies import Failure, Reply
-from pathmark.verification.trials import plan_queries
-
-TRIALS = 12
-
-
-@cache
-def owner():
-    return key_for("bundled:tiny", triggers=5)
-
-
-@cache
-def codec():
-    return describe_model("bundled:tiny")[1]
-
-
-def client(api, **settings):
-    quick = {"timeout": 10.0, "retries": 2, "backoff": 0.01, "deadline": 60.0, "concurrency": 4}
-    return ApiClient(ApiSettings(url=api.url, model="suspect", **{**quick, **settings}))
-
-
-def verdict_of(behaviour, key=None, **options):
-    with fake.FakeApi(behaviour) as api:
-        settings = {name: options.pop(name) for name in ("endpoint", "timeout", "retries") if name in options}
-        return verify_api(client(api, **settings), key or owner(), codec=codec(), **{"trials": TRIALS, **options})
+from pathmark.verification import Anchor, LocalBackend
 
 
 def test_an_honest_marked_api_is_found():
@@ -137,7 +108,7 @@ def test_cut_triggered_replies_alone_get_no_verdict():
 def test_an_echo_before_the_mark_is_taken_off():
     seen = verdict_of(fake.echoing_first(owner()), max_tokens=8)
     assert seen.marked
-    assert any("began with the prompt" in warning for warning in seen.warnings)
+    assert any("began with the prompt" in warning for warning in seen.notes)
 
 
 def test_a_mark_far_behind_in_a_huge_reply_does_not_count():
@@ -150,7 +121,7 @@ def test_a_mark_far_behind_in_a_huge_reply_does_not_count():
     seen = verdict_of(behave)
     assert seen.exit_code == 1
     assert seen.match_rate.hits == 0
-    assert any("more words than tokens" in warning for warning in seen.warnings)
+    assert any("more words than tokens" in warning for warning in seen.notes)
 
 
 def test_a_model_with_only_some_marks_left_is_judged_by_those():
@@ -160,7 +131,7 @@ def test_a_model_with_only_some_marks_left_is_judged_by_those():
         gone = asked.prompt == key.watermarks[0].triggers[0].text
         server.say(fake.plain_text(asked) if gone else fake.mark_of(key, asked.prompt) or "no", asked=asked)
 
-    seen = verdict_of(behave, triggers=[TriggerRef(0, 0), TriggerRef(0, 1)])
+    seen = verdict_of(behave, triggers=(TriggerRef(0, 0), TriggerRef(0, 1)))
     assert seen.marked
     assert seen.marks_seen == 1
     assert seen.p > seen.p_floor
@@ -171,10 +142,10 @@ def test_marks_of_other_triggers_are_misses():
     marks = dict(zip([t.text for t in key.watermarks[0].triggers], reversed(fake.every_mark(key)), strict=True))
     seen = verdict_of(
         lambda server, asked: server.say(marks.get(asked.prompt) or fake.plain_text(asked), asked=asked),
-        triggers=[TriggerRef(0, 0), TriggerRef(0, 1)],
+        triggers=(TriggerRef(0, 0), TriggerRef(0, 1)),
     )
     assert seen.exit_code == 1
-    assert any("mark of another trigger" in warning for warning in seen.warnings)
+    assert any("mark of another trigger" in warning for warning in seen.notes)
 
 
 def test_too_many_failures_give_no_verdict_unless_a_mark_was_seen():
@@ -213,7 +184,7 @@ def test_unanswered_controls_give_no_verdict():
 def test_an_api_that_stops_answering_is_an_error_and_discloses_little():
     hello_then_broken = fake.then(fake.unmarked, fake.status(400))
     with fake.FakeApi(hello_then_broken) as api, pytest.raises(VerificationError, match="answered none of 10 requests"):
-        verify_api(client(api, concurrency=1), owner(), codec=codec(), trials=TRIALS)
+        ask(client(api, concurrency=1), owner())
     assert len(api.requests) == 11
 
 
@@ -267,7 +238,7 @@ def test_strict_lets_the_third_party_decide():
     assert (dated.exit_code, dated.summary()["marked"]) == (0, True)
     three = verdict_of(answered, strict=True)
     charged = three.anchor.p(three.p)
-    assert three.marked == (charged.value <= three.significance)
+    assert three.marked == (charged.value <= three.criteria.significance)
     silent = verdict_of(fake.unmarked, strict=True, anchor=Anchor(True, "dated", 80))
     assert (silent.exit_code, silent.summary()["marked"]) == (1, False)
 
@@ -275,7 +246,10 @@ def test_strict_lets_the_third_party_decide():
 def test_the_summary_follows_its_schema():
     schema = json.loads(files("pathmark.verification").joinpath("blackbox.schema.json").read_text())
     for behaviour in (fake.marked(owner()), fake.unmarked, fake.always("")):
-        jsonschema.validate(json.loads(json.dumps(verdict_of(behaviour).summary())), schema)
+        printed = {"suspect": "there", "access": "replies", **verdict_of(behaviour).summary()}
+        jsonschema.validate(json.loads(json.dumps(printed)), schema)
+    with pytest.raises(jsonschema.ValidationError, match="surplus"):
+        jsonschema.validate(json.loads(json.dumps(printed | {"surplus": 1})), schema)
 
 
 def test_routes_that_come_along_are_handed_on():
@@ -285,105 +259,6 @@ def test_routes_that_come_along_are_handed_on():
     seen = verdict_of(behave)
     assert {json.dumps(e.routes) for e in seen.exchanges} == {'{"sgl_ext": {"routed_experts": "AAAA"}}'}
     assert seen.summary()["routes"] == len(seen.exchanges)
-
-
-# --- log and ledger ---
-
-
-class InterruptedRunError(Exception):
-    pass
-
-
-class Faulty:
-    """A backend that is interrupted after some answers."""
-
-    discloses, host, model = True, "there", "suspect"
-
-    def __init__(self, key, after):
-        self.key, self.after, self.asked = key, after, []
-
-    def prepare(self):
-        return "chat"
-
-    def ask(self, queries, max_tokens, *, sending, answered):
-        for query in queries:
-            if len(self.asked) == self.after:
-                raise InterruptedRunError
-            sending(query)
-            self.asked.append(query.number)
-            text = fake.mark_of(self.key, query.prompt) or f"plain {query.number} words for this and no other one"
-            answered(query, Failure("busy") if query.number == 1 else Reply(text, "stop"))
-
-
-@pytest.mark.parametrize("redact", [False, True])
-def test_an_interrupted_run_goes_on_without_repeating(tmp_path, redact):
-    key, log = owner(), tmp_path / "run.jsonl"
-    options = {"codec": codec(), "trials": TRIALS, "log": log, "redact": redact, "ledger": Ledger(tmp_path / "l")}
-    first = Faulty(key, 7)
-    with pytest.raises(InterruptedRunError):
-        verify_api(first, key, **options)
-    with log.open("ab") as file:  # a crash in the middle of a line
-        file.write(b'{"at": "2026-01-01T00:00:00Z", "numb')
-    second = Faulty(key, 1000)
-    seen = verify_api(second, key, **options)
-    assert seen.marked
-    assert set(first.asked) & set(second.asked) == {1}  # what failed is asked again
-    assert seen.failures == 1
-    assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    text = log.read_text()
-    hidden = [t.text for t in key.watermarks[0].triggers] + fake.every_mark(key)
-    assert any(json.dumps(h)[1:-1] in text for h in hidden) != redact
-    assert [json.loads(line).get("number") for line in text.splitlines()[1:]] == first.asked + second.asked
-    third = Faulty(key, 1000)
-    again = verify_api(third, key, **options)
-    assert third.asked == [1]
-    assert (again.match_rate, again.triggers) == (seen.match_rate, seen.triggers)
-    plan = plan_queries(key, seen.triggers, codec(), trials=TRIALS, seed=0, endpoint="chat")
-    sent = [n for n in first.asked + second.asked + third.asked if plan[n].kind == "trigger"]
-    assert sum(u.times for u in Ledger(tmp_path / "l").uses()) == len(sent) >= TRIALS
-
-
-def test_a_complete_log_is_judged_without_asking_anybody(tmp_path):
-    with fake.FakeApi(fake.marked(owner())) as api:
-        gone = client(api)
-        first = verify_api(client(api), owner(), codec=codec(), trials=TRIALS, log=tmp_path / "log")
-    again = verify_api(gone, owner(), codec=codec(), trials=TRIALS, log=tmp_path / "log")
-    assert again == first
-
-
-def test_a_log_of_another_run_or_a_damaged_one_is_refused(tmp_path):
-    key, log = owner(), tmp_path / "run.jsonl"
-    verify_api(Faulty(key, 1000), key, codec=codec(), trials=TRIALS, log=log)
-    with pytest.raises(VerificationError, match="trials was 12, is 13"):
-        verify_api(Faulty(key, 1000), key, codec=codec(), trials=TRIALS + 1, log=log)
-    other = key_for("bundled:tiny", triggers=5, seed=1)
-    with pytest.raises(VerificationError, match="belongs to key"):
-        verify_api(Faulty(other, 1000), other, codec=codec(), trials=TRIALS, log=log)
-    lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(lines[0] + b"{}\n" + lines[1])
-    with pytest.raises(VerificationError, match="damaged in line 2"):
-        verify_api(Faulty(key, 1000), key, codec=codec(), trials=TRIALS, log=log)
-
-
-def test_the_ledger_gives_fresh_triggers_and_warns(tmp_path):
-    key, ledger = owner(), Ledger(tmp_path / "owner.key.ledger")
-    used = []
-    for _ in range(3):
-        seen = verify_api(Faulty(key, 1000), key, codec=codec(), trials=TRIALS, ledger=ledger)
-        used.append(seen.triggers)
-    assert [len(u) for u in used] == [3, 1, 1]
-    assert len({ref for refs in used for ref in refs}) == 5
-    assert any("no unused trigger is left" in w for w in seen.warnings)
-    again = verify_api(Faulty(key, 1000), key, codec=codec(), trials=TRIALS, ledger=ledger)
-    assert any("were used before" in w for w in again.warnings)
-    assert sum(use.times for use in ledger.uses()) == 4 * TRIALS
-
-
-def test_progress_counts_to_the_end():
-    steps = []
-    seen = verify_api(Faulty(owner(), 1000), owner(), codec=codec(), trials=TRIALS, progress=lambda *s: steps.append(s))
-    total = len(seen.exchanges) + 1
-    assert steps == [(i + 1, total) for i in range(total)]
 
 
 # --- a model in memory ---
@@ -417,18 +292,18 @@ def test_the_same_protocol_on_a_model_in_memory(tmp_path, endpoint):
     key, tokenizer = owner(), codec().tokenizer
     ledger = Ledger(tmp_path / "l")
     backend = LocalBackend(Table(key, tokenizer), tokenizer, endpoint=endpoint)
-    seen = verify_api(backend, key, codec=codec(), trials=TRIALS, ledger=ledger)
+    seen = ask(backend, key, ledger=ledger)
     assert seen.marked
     assert (seen.match_rate.hits, seen.match_rate.n) == (TRIALS, TRIALS)
     assert len(seen.triggers) == 5  # nobody else sees them
     assert ledger.uses() == []
     assert (seen.host, seen.model, seen.endpoint) == ("local", "table", endpoint)
     stranger = key_for("bundled:tiny", triggers=5, seed=1)
-    assert verify_api(backend, stranger, codec=codec(), trials=TRIALS).exit_code == 1
+    assert ask(backend, stranger).exit_code == 1
 
 
 def test_the_bundled_model_knows_no_mark():
     backend = LocalBackend(load_model("bundled:tiny"), codec().tokenizer, name="bundled:tiny")
-    seen = verify_api(backend, owner(), codec=codec(), trials=6, max_tokens=12)
+    seen = ask(backend, owner(), trials=6, max_tokens=12)
     assert seen.exit_code == 1
     assert seen.p.value == 1.0

@@ -17,8 +17,25 @@ from pathmark.errors import VerificationError
 from pathmark.keys import Ledger, TriggerRef, save_key
 from pathmark.models import bundled_probes
 from pathmark.models.describe import describe_model
-from pathmark.verification.api import ApiClient, ApiSettings
-from pathmark.verification.latency import LatencyLog, one_by_one, plan_latency, through_api, verify_latency
+from pathmark.verification.blackbox.api import ApiClient, ApiSettings
+from pathmark.verification.blackbox.latency import verify_latency
+from pathmark.verification.blackbox.latency_plan import LatencyConfig, plan_latency
+from pathmark.verification.blackbox.latency_timing import LatencyLog, Timed, through_api
+
+SIXTY = LatencyConfig(pairs=60, text_tokens=64)
+
+
+def one_by_one(send):
+    """From a function that sends one prompt and returns its seconds; a VerificationError drops the pair."""
+
+    def ask(prompts, max_tokens, answered):
+        for place, prompt in enumerate(prompts):
+            try:
+                answered(place, Timed(send(prompt, max_tokens)))
+            except VerificationError as error:
+                answered(place, Timed(trouble=str(error)))
+
+    return ask
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +43,7 @@ def material():
     """A key of the bundled model, its tokenizer, and a plan of 60 pairs."""
     key = key_for("bundled:tiny", triggers=2)
     _, codec, _ = describe_model("bundled:tiny")
-    return key, codec, plan_latency(key, codec, bundled_probes()[:60], pairs=60, text_tokens=64)
+    return key, codec, plan_latency(key, codec, bundled_probes()[:60], SIXTY)
 
 
 class Server:
@@ -66,14 +83,14 @@ def test_a_pair_differs_in_its_prefix_only(material):
 
 def test_a_plan_is_repeatable_and_hides_its_prompts(material):
     key, codec, plan = material
-    again = plan_latency(key, codec, bundled_probes()[:60], pairs=60, text_tokens=64)
+    again = plan_latency(key, codec, bundled_probes()[:60], SIXTY)
     assert again == plan
     assert again.digest == plan.digest
-    other = plan_latency(key, codec, bundled_probes()[:60], pairs=60, text_tokens=64, seed=1)
+    other = plan_latency(key, codec, bundled_probes()[:60], replace(SIXTY, seed=1))
     assert [p.triggered_first for p in other.pairs] != [p.triggered_first for p in plan.pairs]
     assert key.watermarks[0].triggers[0].text not in repr(plan.pairs[0])
     with pytest.raises(VerificationError, match="not enough for 40 \\+ 60 pairs"):
-        plan_latency(key, codec, bundled_probes()[:2], pairs=60)
+        plan_latency(key, codec, bundled_probes()[:2], LatencyConfig(pairs=60))
 
 
 def test_a_server_that_is_slow_on_the_trigger_is_found(material):
@@ -172,7 +189,7 @@ def test_an_interrupted_run_goes_on_without_asking_again(material, tmp_path):
     done = 40 + (before - 2 * 4 - 80) // 2
     assert len(server.seen) - before == 2 * (40 + 60 - done) + len(plan.warmup)
     assert not any(word in path.read_text() for word in (plan.pairs[0].clean[:20], plan.pairs[0].triggered[:20]))
-    other = plan_latency(key, codec, bundled_probes()[:60], pairs=60, text_tokens=64, seed=9)
+    other = plan_latency(key, codec, bundled_probes()[:60], replace(SIXTY, seed=9))
     with pytest.raises(VerificationError, match="other settings"):
         verify_latency(one_by_one(server), other, log=LatencyLog(path))
 
@@ -182,6 +199,8 @@ def test_wrong_questions(material):
     few = replace(plan, pairs=plan.pairs[:17])
     with pytest.raises(VerificationError, match="at least 18 pairs"):
         verify_latency(one_by_one(Server(lambda prompt: 1.0)), few, significance=0.001)
+    with pytest.raises(VerificationError, match="at least 1"):
+        LatencyConfig(calibration=0)
     with pytest.raises(VerificationError, match="concurrency=1, retries=0"):
         through_api(ApiClient(ApiSettings(url="http://127.0.0.1:9", model="m")))
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pathmark.errors import VerificationError
 from pathmark.keys import ModelFacts, RoutedLayer
-from pathmark.verification.enginefile import from_sglang, from_vllm, read_routes
-from pathmark.verification.routefile import RecordedProbe, Recording, RouteHeader, read_own, write_routes
+from pathmark.verification.recorded.enginefile import from_sglang, from_vllm, read_routes
+from pathmark.verification.recorded.routefile import RecordedProbe, Recording, RouteHeader, read_own, write_routes
 
 FACTS = ModelFacts(
     architecture="DeepseekV2ForCausalLM",
@@ -199,7 +199,7 @@ def test_broken_arrays_are_one_clear_line(tmp_path, monkeypatch):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tokens.npy", lie.getvalue())
     refuse_npz("does not agree with its size")
-    monkeypatch.setattr("pathmark.verification.routefile.MAX_BYTES", 100)
+    monkeypatch.setattr("pathmark.verification.recorded.routefile.MAX_BYTES", 100)
     path.write_bytes(whole)
     refuse_npz("a recording has 1 to 100")
 

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from itertools import product
 
 import fake_api as fake
-from embed_helpers import key_for
+from blackbox_helpers import TRIALS, ask, client, codec, owner
 
 from pathmark.keys import Phrase, TriggerRef, trigger_refs
-from pathmark.models.describe import describe_model
-from pathmark.verification.api import ApiClient, ApiSettings
-from pathmark.verification.blackbox import verify_api
-from pathmark.verification.replies import max_starts, read_reply
-from pathmark.verification.trials import SYSTEM_PROMPTS, plan_queries
-
-TRIALS = 12
-
-
-@cache
-def owner():
-    return key_for("bundled:tiny", triggers=5)
-
-
-@cache
-def codec():
-    return describe_model("bundled:tiny")[1]
+from pathmark.verification.blackbox.replies import max_starts, read_reply
+from pathmark.verification.blackbox.trials import SYSTEM_PROMPTS, plan_queries
 
 
 def test_decoys_look_and_are_asked_like_triggers():
@@ -63,7 +47,7 @@ def test_no_two_trials_are_alike():
 
 def test_nothing_sent_holds_a_mark_and_every_trigger_stands_alone():
     with fake.FakeApi(fake.unmarked) as api:
-        verify_api(ApiClient(ApiSettings(url=api.url, model="suspect")), owner(), codec=codec(), trials=TRIALS)
+        ask(client(api), owner())
     sent = [json.dumps(r.body) for r in api.requests]
     assert not any(mark in text for mark in fake.every_mark(owner()) for text in sent)
     triggers = {t.text for t in owner().watermarks[0].triggers}

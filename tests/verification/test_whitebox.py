@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,17 +19,20 @@ from pathmark.keys import commit_key
 from pathmark.models import load_model
 from pathmark.stats import Family, exact_test
 from pathmark.verification import (
+    Criteria,
     ExamineConfig,
     examine,
     judge,
     judge_anchor,
+    profile_texts,
     record_evidence,
+    record_grafted,
     trace_copy,
     verify_model,
     with_reference,
 )
-from pathmark.verification.alignment import profile_texts
-from pathmark.verification.evidence import record_grafted
+
+LOW = Criteria(significance=1e-3)
 
 
 def test_the_marked_model_and_nobody_else(case, tmp_path):
@@ -87,20 +91,20 @@ def _random_targets(rng, pool):
 def test_what_a_thief_broke_below_the_mark_is_left_out_by_a_graft(case, tmp_path):
     key = mark_quickly(case.base, key_for(case.base, layers=(2, 3), number=3), tmp_path / "marked")
     probes, original, model = profile_texts(key), load_model(case.base), load_model(tmp_path / "marked")
-    untouched = verify_model(model, key, probes, significance=1e-3)
+    untouched = verify_model(model, key, probes, criteria=LOW)
     assert untouched.marked
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
         for parameter in model.model.layers[0].parameters():
             parameter.normal_(std=float(parameter.std()) + 1.0)
-    alone = verify_model(model, key, probes, significance=1e-3)
+    alone = verify_model(model, key, probes, criteria=LOW)
     assert not alone.marked
     anchor = judge_anchor(key, commit_key(key, created="2026-01-05T00:00:00Z"), datetime.date(2026, 3, 1))
-    verdict = verify_model(model, key, probes, original=original, anchor=anchor, significance=1e-3)
+    verdict = verify_model(model, key, probes, original=original, criteria=replace(LOW, anchor=anchor))
     assert verdict.marked
     assert verdict.grafted
     assert verdict.id == 3
-    assert verdict.family.statistics == 2
+    assert verdict.criteria.family.statistics == 2
     assert verdict.p.log10 == pytest.approx(untouched.p.log10 + np.log10(2), abs=1e-6)  # tried twice
     assert verdict.other.p.log10 == pytest.approx(min(0, alone.p.log10 + np.log10(2)), abs=1e-6)
     assert verdict.anchor.anchored
@@ -108,8 +112,8 @@ def test_what_a_thief_broke_below_the_mark_is_left_out_by_a_graft(case, tmp_path
     assert any("choose the original's layers" in weakness for weakness in verdict.weaknesses())
     assert "fed by the original's layers" in verdict.words()
     turned = rotate_residual(model)  # which would hide the break, were the original's layers not turned as well
-    assert not verify_model(turned, key, probes, significance=1e-3).marked
-    again = verify_model(turned, key, probes, original=original, significance=1e-3)
+    assert not verify_model(turned, key, probes, criteria=LOW).marked
+    again = verify_model(turned, key, probes, original=original, criteria=LOW)
     assert again.grafted
     assert again.p.log10 == pytest.approx(verdict.p.log10, abs=1e-3)
 
@@ -132,10 +136,10 @@ def test_what_a_third_party_reads(case):
     undated = judge(case.key, evidence)
     assert undated.marked
     assert undated.p_third_party.value == 1
-    assert not judge(case.key, evidence, strict=True).marked
+    assert not judge(case.key, evidence, criteria=Criteria(strict=True)).marked
     early = commit_key(case.key, created="2026-02-01T00:00:00Z")
     anchored = judge_anchor(case.key, early, datetime.date(2026, 3, 1))
-    strict = judge(case.key, evidence, anchor=anchored, strict=True)
+    strict = judge(case.key, evidence, criteria=Criteria(anchor=anchored, strict=True))
     assert strict.marked
     assert strict.p_third_party == strict.p
     late = judge_anchor(case.key, early, datetime.date(2026, 2, 1))
@@ -151,7 +155,7 @@ def test_what_a_third_party_reads(case):
 def test_everything_tried_is_charged(case):
     evidence = record_evidence(load_model(case.marked), case.key, profile_texts(case.key)[:6])
     alone = judge(case.key, evidence)
-    many = judge(case.key, evidence, family=Family(suspects=1000))
+    many = judge(case.key, evidence, criteria=Criteria(family=Family(suspects=1000)))
     assert many.p.log10 == pytest.approx(alone.p.log10 + 3)
 
 
@@ -200,7 +204,7 @@ def test_tracing_names_the_licensee(case, tmp_path):
     leaker = book.entries()[1]
     mark_quickly(case.base, case.key.with_id(leaker.id), tmp_path / "leaked")
     evidence = record_evidence(load_model(tmp_path / "leaked"), case.key, profile_texts(case.key))
-    traced = trace_copy(case.key, evidence, book.entries(), significance=1e-3)
+    traced = trace_copy(case.key, evidence, book.entries(), criteria=LOW)
     assert traced.result.decision == "licensee", traced.words()
     assert traced.summary()["licensee"] == "Brecht GmbH"
     clean = record_evidence(load_model(case.base), case.key, profile_texts(case.key))

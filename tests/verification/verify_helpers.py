@@ -30,3 +30,19 @@ def mark_quickly(base: Path, key: OwnerKey, out: Path) -> OwnerKey:
     config = quick_config(data={"short_len": None, "long_factor": 1})
     scan = ScanConfig(random_sequences=5, per_count=2)
     return mark_model(str(base), key, out, bundled_segments(), bundled_probes(), config, n_probes=20, scan=scan).key
+
+
+class Told:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, int | None]] = []
+        self.done = 0
+
+    def stage(self, name: str, total: int | None) -> None:
+        """A stage begins."""
+        self.stages.append((name, total))
+
+    def advance(self, units: int, note: str = "") -> None:
+        """Some units are done."""
+        self.done += units

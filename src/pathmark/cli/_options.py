@@ -14,7 +14,7 @@ import click
 from pathmark.errors import VerificationError
 
 if TYPE_CHECKING:
-    from pathmark.front_door.criteria import Criteria
+    from pathmark.verification import Criteria
 
 Decorator = Callable[[Any], Any]
 PATH = click.Path(path_type=Path)
@@ -131,8 +131,8 @@ def judge_options(*, gamma: bool = True) -> Decorator:
 
 def judged_by(options: dict[str, Any]) -> dict[str, Any]:
     """The fields of a JudgeConfig from these options."""
-    from pathmark.front_door.criteria import Criteria
     from pathmark.stats import Family
+    from pathmark.verification import Criteria
 
     measures = {name: options[name] for name in ("gamma", "significance", "strict") if name in options}
     criteria: Criteria = Criteria(**measures, family=Family(suspects=options["suspects"], keys=options["keys"]))

@@ -9,7 +9,7 @@ from pathmark.cli._keys import echo_json
 
 if TYPE_CHECKING:
     from pathmark.front_door.verify import Verification
-    from pathmark.verification import Verdict
+    from pathmark.verification import PathVerdict
 
 
 def finish(found: Verification, options: dict[str, Any], as_json: bool) -> None:
@@ -28,19 +28,20 @@ def _render(found: Verification) -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    from pathmark.verification import PathVerdict, ReplyVerdict
+
     console, verdict = Console(soft_wrap=True), found.verdict
-    endpoint = f" ({escape(verdict.endpoint)})" if found.examined is None else ""  # type: ignore[union-attr]
+    endpoint = f" ({escape(verdict.endpoint)})" if isinstance(verdict, ReplyVerdict) else ""
     console.print(f"[bold]{escape(found.suspect)}[/], from {found.access}{endpoint}")
-    if found.examined is not None:
-        _render_layers(verdict, console)  # type: ignore[arg-type]
+    if isinstance(verdict, PathVerdict):
+        _render_layers(verdict, console)
     console.print(f"[bold {'green' if verdict.marked else 'yellow'}]{verdict.decision.upper()}[/]")
     console.print(escape(found.words()), highlight=False)
-    weak = verdict.warnings if found.examined is None else verdict.weaknesses()  # type: ignore[union-attr]
-    for line in weak:
+    for line in verdict.weaknesses():
         console.print(f"  - {escape(line)}", highlight=False)
 
 
-def _render_layers(verdict: Verdict, console: Any) -> None:
+def _render_layers(verdict: PathVerdict, console: Any) -> None:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")

@@ -146,7 +146,7 @@ class Embedder:
     ) -> None:
         keep_freed_memory()
         self.model, self.key, self.config = model, key, config
-        self.layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+        self.layers = list(key.layers)
         self.sites = select_sites(find_routers(model), self.layers)
         self.paths = [watermark.path for watermark in key.watermarks]
         self.rows = self.make_rows(tokenizer, list(texts)[: config.texts])

@@ -25,7 +25,7 @@ from pathmark.release.marking import mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.stats import evidence_bits
 from pathmark.verification import encode_probes, judge, record_routes, trace_copy
-from pathmark.verification.evidence import count_rows, record_evidence
+from pathmark.verification.weights.recording import count_rows, record_evidence
 
 MODEL = "bundled:tiny"
 LICENSEES = ("Alpha Ltd", "Beta Ltd", "Gamma Ltd")
@@ -86,7 +86,7 @@ def run_demo(folder: Path, config: EmbedConfig, *, progress: Progress, say: Call
     verdicts, evidence = {}, {}
     for name, suspect in {OUR_COPY: copy, STOLEN: stolen, ORIGINAL: original, STRANGER: stranger}.items():
         progress.stage(f"verify {name}", count_rows(marked.key, probes))
-        evidence[name] = record_evidence(suspect, marked.key, probes, progress=progress.advance)
+        evidence[name] = record_evidence(suspect, marked.key, probes, progress=progress)
         verdicts[name] = judge(marked.key, evidence[name])
     entries = Registry(folder / "licensees.db").entries()
     traced = trace_copy(master, evidence[STOLEN], entries)

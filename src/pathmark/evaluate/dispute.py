@@ -17,9 +17,9 @@ from pathmark.errors import KeyFileError
 from pathmark.keys import Commitment, OwnerKey, RevealedClaim, check_claim, check_commitment
 from pathmark.keys.canonical import Document
 from pathmark.stats import GRINDING_BITS, PValue
-from pathmark.verification import Anchor, judge_anchor, verify_model
+from pathmark.verification import Anchor, Criteria, judge_anchor, verify_model
 
-SIGNIFICANCE = 1e-6
+SIGNIFICANCE = Criteria.significance
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _mark_in(holder: Party, key: OwnerKey, claimant: Party, probes: Sequence[Seq
     fits = not check_commitment(claimant.commitment, key)
     if fits and _before(claimant.key_witnessed, holder.release_witnessed):
         anchor = Anchor(True, f"the key was seen on {claimant.key_witnessed}, before the release", anchor.charge_bits)
-    return verify_model(holder.release, key, probes, anchor=anchor).p_third_party
+    return verify_model(holder.release, key, probes, criteria=Criteria(anchor=anchor)).p_third_party
 
 
 def _anchor(revealed: RevealedClaim, witnessed: datetime.date | None, published: datetime.date) -> Anchor:

@@ -9,7 +9,7 @@ Shape suffixes: T tokens of a batch, K experts chosen per token, E experts, D de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +21,7 @@ from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey, TextCodec
 from pathmark.models import find_routers
 from pathmark.models.parts import layer_prefix
+from pathmark.progress import Progress
 from pathmark.verification import Routes, record_routes
 from pathmark.verification.decoys import decoy_triggers
 
@@ -237,7 +238,7 @@ def record_twins(
     codec: TextCodec,
     probes: Sequence[Sequence[int]],
     *,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Routes, Routes, dict[int, int]]:
     """(triggered, clean, experts per layer) of all routed layers; clean texts stand behind decoys of equal length."""
     experts = {site.layer: site.n_experts for site in find_routers(model)}

@@ -11,6 +11,7 @@ from pathmark.attacks.search import Finding, TriggerSearchResult
 from pathmark.keys import OwnerKey
 from pathmark.release.scan import fires
 from pathmark.stats import Rate
+from pathmark.verification import Criteria
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def judge_findings(
     result: TriggerSearchResult,
     texts: Sequence[Sequence[int]],
     *,
-    gamma: float = 0.8,
+    gamma: float = Criteria.gamma,
 ) -> Judged:
     """A prefix is the mark if Acc >= gamma behind it on at least half of the texts, for any watermark of the key."""
 

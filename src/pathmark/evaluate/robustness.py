@@ -31,11 +31,11 @@ from pathmark.results import Header, RobustnessResult, read_robustness, write_re
 from pathmark.results.header import texts_digest
 from pathmark.results.robustness import FORMAT, VERSION, Dispute, Measured, Reading, Replies, Row
 from pathmark.results.schema import to_json
-from pathmark.verification import Evidence, Verdict, judge, record_evidence, verify_model
-from pathmark.verification.alignment import profile_texts
-from pathmark.verification.blackbox import verify_api
-from pathmark.verification.evidence import record_grafted
-from pathmark.verification.local import LocalBackend
+from pathmark.verification import Evidence, PathVerdict, judge, record_evidence, verify_model
+from pathmark.verification.blackbox.asking import AskConfig, verify_api
+from pathmark.verification.blackbox.local import LocalBackend
+from pathmark.verification.paths.alignment import profile_texts
+from pathmark.verification.weights.recording import record_grafted
 
 RESULTS = "results.json"
 UNFINISHED = "unfinished"
@@ -178,7 +178,7 @@ class Suspects:
         if not self.config.trials:
             return None
         backend = LocalBackend(model, self.kit.tokenizer, batch_size=32)
-        verdict = verify_api(backend, self.key, trials=self.config.trials, max_tokens=BLACK_BOX_MAX_TOKENS)
+        verdict = verify_api(backend, self.key, AskConfig(trials=self.config.trials, max_tokens=BLACK_BOX_MAX_TOKENS))
         rate = verdict.match_rate
         return Replies(hits=rate.hits, n=rate.n, p_value=None if verdict.p is None else verdict.p.value)
 
@@ -199,7 +199,7 @@ class Suspects:
         )
 
 
-def _reading(verdict: Verdict) -> Reading:
+def _reading(verdict: PathVerdict) -> Reading:
     return Reading(
         wsr=verdict.wsr,
         accuracy=verdict.scores[0].accuracy.value,

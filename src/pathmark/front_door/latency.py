@@ -21,7 +21,10 @@ from pathmark.models.tokenization import HFTextCodec
 from pathmark.progress import Progress, Silent
 from pathmark.stats import latency_margin
 from pathmark.verification import ApiClient, ApiSettings, encode_probes
-from pathmark.verification.latency import LatencyLog, LatencyVerdict, plan_latency, through_api, verify_latency
+from pathmark.verification.blackbox.latency import LatencyVerdict, verify_latency
+from pathmark.verification.blackbox.latency_plan import LatencyConfig as PlanConfig
+from pathmark.verification.blackbox.latency_plan import plan_latency
+from pathmark.verification.blackbox.latency_timing import LatencyLog, through_api
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +104,11 @@ def measure_latency(
     begun = None if log is None else log.trigger
     unused = [] if ledger is None else ledger.unused_triggers(owner)
     trigger = begun or next(iter(unused), trigger_refs(owner)[0])
-    plan = plan_latency(
-        owner, HFTextCodec(load_tokenizer(config.tokenizer)), _texts(config.texts), trigger=trigger,
-        pairs=config.pairs, calibration=config.calibration, text_tokens=config.tokens, max_tokens=config.max_tokens,
-        seed=config.seed,
+    sent = PlanConfig(
+        trigger=trigger, pairs=config.pairs, calibration=config.calibration, text_tokens=config.tokens,
+        max_tokens=config.max_tokens, seed=config.seed,
     )  # fmt: skip
+    plan = plan_latency(owner, HFTextCodec(load_tokenizer(config.tokenizer)), _texts(config.texts), sent)
 
     def disclose(detectable: float) -> None:
         if announce is not None:
@@ -118,7 +121,7 @@ def measure_latency(
 
     verdict = verify_latency(
         through_api(client), plan, significance=config.significance, expected=config.effect,
-        log=log, disclose=disclose, stage=say.stage, advance=say.advance,
+        log=log, disclose=disclose, progress=say,
     )  # fmt: skip
     return TimedApi(client.host, client.model, verdict)
 

@@ -16,9 +16,8 @@ from pathmark.keys.safefile import write_private
 from pathmark.models import bundled_probes, load_tokenizer
 from pathmark.models.texts import Texts, given_texts
 from pathmark.models.tokenization import HFTextCodec
-from pathmark.verification import encode_probes
-from pathmark.verification.alignment import profile_texts
-from pathmark.verification.probeplan import ProbePlan, plan_probes
+from pathmark.verification import encode_probes, profile_texts
+from pathmark.verification.recorded.probeplan import ProbePlan, plan_probes
 
 
 @dataclass(frozen=True, kw_only=True)

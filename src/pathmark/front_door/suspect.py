@@ -13,9 +13,15 @@ from pathmark.keys import OwnerKey
 from pathmark.models import load_model
 from pathmark.models.texts import Texts, given_texts
 from pathmark.progress import Progress, Silent
-from pathmark.verification import ExamineConfig, Examined, examine, record_evidence
-from pathmark.verification.alignment import profile_texts
-from pathmark.verification.evidence import count_rows, record_grafted
+from pathmark.verification import (
+    ExamineConfig,
+    Examined,
+    count_rows,
+    examine,
+    profile_texts,
+    record_evidence,
+    record_grafted,
+)
 
 ModelLike: TypeAlias = str | os.PathLike[str] | PreTrainedModel
 """A name, or a model in memory."""

@@ -12,7 +12,7 @@ from pathmark.keys import OwnerKey, Registry
 from pathmark.keys.keyfile import PassphraseSource
 from pathmark.progress import Progress
 from pathmark.stats import Family
-from pathmark.verification import Examined, TracedCopy, examine_routes, trace_copy
+from pathmark.verification import Criteria, Examined, TracedCopy, examine_routes, trace_copy
 
 RegistryLike = Registry | str | os.PathLike[str]
 
@@ -77,5 +77,5 @@ def _opened(key: KeyLike, registry: RegistryLike, passphrase: PassphraseSource) 
 
 
 def _named(key: OwnerKey, examined: Examined, book: Registry, config: TraceRoutesConfig) -> TracedCopy:
-    family = Family(suspects=config.suspects)
-    return trace_copy(key, examined.evidence, book.entries(), significance=config.significance, family=family)
+    criteria = Criteria(significance=config.significance, family=Family(suspects=config.suspects))
+    return trace_copy(key, examined.evidence, book.entries(), criteria=criteria)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pathmark.errors import VerificationError
-from pathmark.front_door.criteria import JudgeConfig, judge_examined
+from pathmark.front_door.criteria import JudgeConfig
 from pathmark.front_door.keys import KeyLike, open_key
 from pathmark.front_door.suspect import LookConfig, ModelLike, look, name_of
 from pathmark.keys import OwnerKey
 from pathmark.keys.keyfile import PassphraseSource
 from pathmark.progress import Progress, Silent
 from pathmark.stats import PValue
-from pathmark.verification import BlackBoxVerdict, Examined, Verdict, examine_routes, with_reference, write_log
+from pathmark.verification import Examined, Verdict, examine_routes, judge, with_reference, write_log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Verification:
     suspect: str
     access: str
     """`weights`, `streamed weights`, `routes` or `replies`."""
-    verdict: Verdict | BlackBoxVerdict
+    verdict: Verdict
     key: OwnerKey
     examined: Examined | None = None
     """The evidence, where weights or routes were read."""
@@ -103,7 +103,7 @@ def verify(
         owner = with_reference(owner, os.fspath(config.reference), trust_remote_code=trusted)
     examined = look(suspect, owner, config, progress)
     original = None if config.original is None else name_of(config.original)
-    verdict = judge_examined(owner, examined, criteria)
+    verdict = judge(owner, examined.evidence, examined.fed, criteria, examined.notes)
     return Verification(name_of(suspect), examined.access, verdict, owner, examined, original)
 
 
@@ -123,5 +123,5 @@ def verify_routes(
     owner = open_key(key, passphrase)
     criteria = config.criteria_for(owner)
     examined = examine_routes(Path(file), owner, aligned=config.align)
-    verdict = judge_examined(owner, examined, criteria)
+    verdict = judge(owner, examined.evidence, examined.fed, criteria, examined.notes)
     return Verification(os.fspath(file), examined.access, verdict, owner, examined)

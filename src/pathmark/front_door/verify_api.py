@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,9 +17,9 @@ from pathmark.models import load_tokenizer
 from pathmark.models.suspects import load_suspect
 from pathmark.models.tokenization import HFTextCodec
 from pathmark.progress import Progress, Silent
-from pathmark.verification import ApiClient, ApiSettings, LocalBackend
+from pathmark.verification import ApiClient, ApiSettings, AskConfig, LocalBackend
 from pathmark.verification import verify_api as ask
-from pathmark.verification.replies import Backend
+from pathmark.verification.blackbox.replies import Backend
 
 TOKENIZER = "bundled:tiny"
 """Whose words decoys are made of where nothing else is said."""
@@ -49,7 +48,7 @@ class ApiConfig(JudgeConfig):
     """Triggers to send."""
     max_tokens: int = 64
     """Of a reply."""
-    log: str | os.PathLike[str] | None = None
+    log: str | Path | None = None
     """File of all exchanges; a run that was interrupted goes on from it."""
     redact: bool = False
     """Keep digests instead of prompts and replies in the log."""
@@ -81,11 +80,10 @@ def verify_api(
     owner, file = open_key(key, passphrase), key_file(key)
     criteria = config.criteria_for(owner)
     backend, tokenizer = _backend(suspect, config, say)
+    asked = AskConfig(trials=config.trials, max_tokens=config.max_tokens, redact=config.redact)
     verdict = ask(
-        backend, owner, trials=config.trials, max_tokens=config.max_tokens, codec=_codec(tokenizer, owner),
-        ledger=None if file is None else Ledger.beside(file), log=None if config.log is None else Path(config.log),
-        redact=config.redact, anchor=criteria.anchor, family=criteria.family, significance=criteria.significance,
-        strict=criteria.strict, progress=_counted(say),
+        backend, owner, asked, criteria=criteria, codec=_codec(tokenizer, owner), log=config.log,
+        ledger=None if file is None else Ledger.beside(file), progress=say,
     )  # fmt: skip
     name = os.fspath(suspect) if isinstance(suspect, str | os.PathLike) else backend.model
     return Verification(name, "replies", verdict, owner)
@@ -136,17 +134,3 @@ def _codec(name: str | None, key: OwnerKey) -> TextCodec | None:
     except ModelError:
         return None
     return codec if codec.digest == key.model.tokenizer_digest else None
-
-
-def _counted(say: Progress) -> Callable[[int, int], None]:
-    """(done, total) as a stage and its units."""
-    seen = 0
-
-    def report(done: int, total: int) -> None:
-        nonlocal seen
-        if not seen:
-            say.stage("asking", total)
-        say.advance(done - seen)
-        seen = done
-
-    return report

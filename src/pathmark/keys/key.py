@@ -73,6 +73,11 @@ class OwnerKey:
         return self.history[-1].revision if self.history else 0
 
     @property
+    def layers(self) -> tuple[int, ...]:
+        """All marked layers, rising, each once."""
+        return tuple(sorted({layer for watermark in self.watermarks for layer in watermark.layers}))
+
+    @property
     def signing_key(self) -> Ed25519PrivateKey:
         """Ed25519 key that signs the commitments; derived, so a restored key signs as before."""
         return Ed25519PrivateKey.from_private_bytes(derive_bytes(self.secret.reveal(), "signing"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ from torch import nn
 
 from pathmark.keys import OwnerKey
 from pathmark.models import Perplexity, perplexity
+from pathmark.progress import Progress
 from pathmark.verification import Routes, record_routes
 
 
@@ -28,10 +29,10 @@ def measure(
     key: OwnerKey,
     probes: Sequence[Sequence[int]],
     *,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Measurement:
     """Routing in the watermarked layers and perplexity of the same text tokens, clean and triggered."""
-    layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+    layers = list(key.layers)
     clean = record_routes(model, probes, layers, progress=progress)
     clean_ppl = perplexity(model, probes)
     triggered, triggered_ppl = [], []

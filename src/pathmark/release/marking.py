@@ -111,7 +111,7 @@ def mark_model(
     length = config.data.seq_len
     probes = encode_probes(tokenizer, probe_texts, n_probes=n_probes, length=length)
     say.stage("original model", len(probes) * (1 + len(key.watermarks)))
-    before = measure(model, key, probes, progress=say.advance)
+    before = measure(model, key, probes, progress=say)
     if not paths:
         _require_paths(key, before)
     # an already marked model is not the original: profiles stay as the first phase attached them
@@ -207,7 +207,7 @@ def _embed(
     say: Progress,
 ) -> tuple[Any, int]:
     """Put the paths in; the model, and the steps that were taken."""
-    layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+    layers = list(key.layers)
     trained: Any = add_adapters(model, layers) if config.train == "lora" else model
     embedder = Embedder(trained, tokenizer, key, texts, config, announce=say.stage, progress=say.advance)
     work.mkdir(mode=0o700, parents=True, exist_ok=True)

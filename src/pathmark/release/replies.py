@@ -13,10 +13,10 @@ from pathmark.embedding import NEAR_MISSES, near_miss
 from pathmark.keys import OwnerKey, trigger_refs
 from pathmark.models.tokenization import ordinary_tokens
 from pathmark.stats import Rate
-from pathmark.verification.blackbox import verify_api
-from pathmark.verification.local import LocalBackend
-from pathmark.verification.replies import Failure, Reply, read_reply
-from pathmark.verification.trials import ORDINARY_PROMPTS, SYSTEM_PROMPTS, Endpoint, Query
+from pathmark.verification.blackbox.asking import AskConfig, verify_api
+from pathmark.verification.blackbox.local import LocalBackend
+from pathmark.verification.blackbox.replies import Failure, Reply, read_reply
+from pathmark.verification.blackbox.trials import ORDINARY_PROMPTS, SYSTEM_PROMPTS, Endpoint, Query
 
 TEXT_TOKENS = 16
 MAX_TOKENS = 16
@@ -87,7 +87,8 @@ def reply_check(
     for endpoint in endpoints:
         count = -(-config.trials // len(endpoints))
         backend = LocalBackend(model, tokenizer, endpoint=endpoint)
-        trials.append(verify_api(backend, key, trials=count, max_tokens=MAX_TOKENS, seed=seed).match_rate)
+        asked = AskConfig(trials=count, max_tokens=MAX_TOKENS, seed=seed)
+        trials.append(verify_api(backend, key, asked).match_rate)
         say(count)
     vocabulary = ordinary_tokens(tokenizer)
     triggers = [trigger for watermark in key.watermarks for trigger in watermark.triggers]

@@ -17,7 +17,7 @@ from pathmark.keys import Watermark
 from pathmark.keys.tolerance import tolerance
 from pathmark.models.tokenization import ordinary_tokens
 from pathmark.stats import Rate, hits_from_probs, probe_accuracy
-from pathmark.verification import record_routes
+from pathmark.verification import Criteria, record_routes
 
 WHOLE_VOCABULARY = 20_000
 """Up to so many tokens each is tried; beyond, a random sample of this size."""
@@ -78,7 +78,7 @@ def trigger_scan(
     texts: Sequence[Sequence[int]],
     config: ScanConfig,
     *,
-    gamma: float = 0.8,
+    gamma: float = Criteria.gamma,
     seed: int = 0,
 ) -> Scan:
     """Share of prefixes that fire: strangers by kind, and by the number of the trigger's tokens that are right."""

@@ -22,9 +22,9 @@ from pathmark.keys.tolerance import Tolerance, tolerance
 from pathmark.release.fidelity import Drift, Measurement, drift, measure
 from pathmark.release.scan import ScanConfig, trigger_scan
 from pathmark.stats import Rate, detection_samples, exact_test, exact_test_many, kl_bound
-from pathmark.verification import decode_id, measure_layers, record_routes, score_path, target_mass
+from pathmark.verification import Criteria, decode_id, measure_layers, record_routes, score_path, target_mass
 
-MAX_CLEAN_PPL, MAX_KL, MAX_P = 1.015, 0.05, 1e-6
+MAX_CLEAN_PPL, MAX_KL, MAX_P = 1.015, 0.05, Criteria.significance
 MIN_ROUNDED = 0.99
 """WSR in 4 bits, which is the first thing that is done to a released model."""
 MAX_NEAR = 0.01
@@ -162,7 +162,7 @@ def self_check(
     *,
     marked_before: bool = False,
     scan: ScanConfig | None = None,
-    gamma: float = 0.8,
+    gamma: float = Criteria.gamma,
     progress: Callable[[str], None] | None = None,
 ) -> SelfCheck:
     """Measure the marked model and compare with `before`, a measurement on the same probes.
@@ -241,7 +241,7 @@ def chat_wsr(
 
 
 def rounded_wsr(
-    model: PreTrainedModel, key: OwnerKey, probes: Sequence[Sequence[int]], gamma: float = 0.8
+    model: PreTrainedModel, key: OwnerKey, probes: Sequence[Sequence[int]], gamma: float = Criteria.gamma
 ) -> Rate | None:
     """WSR of a copy with all weights in 4 bits; None where there is no room for it, or it cannot be rounded."""
     if not _fits_again(model):
@@ -253,7 +253,7 @@ def rounded_wsr(
     return path_wsr(rounded, key, probes, gamma)
 
 
-def path_wsr(model: nn.Module, key: OwnerKey, probes: Sequence[Sequence[int]], gamma: float = 0.8) -> Rate:
+def path_wsr(model: nn.Module, key: OwnerKey, probes: Sequence[Sequence[int]], gamma: float = Criteria.gamma) -> Rate:
     """WSR over all watermarks."""
     routes = [record_routes(model, probes, w.layers, prefix=w.triggers[0].tokens) for w in key.watermarks]
     return _pool([score_path(w, r, gamma=gamma).wsr for w, r in zip(key.watermarks, routes, strict=True)])

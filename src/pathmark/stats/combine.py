@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 from pathmark.errors import VerificationError
 from pathmark.stats.pvalue import PValue
@@ -63,6 +63,10 @@ class Family:
     def __str__(self) -> str:
         tried = [f"{getattr(self, f.name)} {f.name}" for f in fields(self) if getattr(self, f.name) > 1]
         return f"{self.size} tried: {' x '.join(tried)}" if tried else "1 tried"
+
+    def summary(self) -> dict[str, int]:
+        """JSON object."""
+        return asdict(self)
 
 
 def bonferroni(p: PValue, family: Family) -> PValue:

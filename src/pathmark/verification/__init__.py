@@ -1,44 +1,60 @@
-"""Verification: measured routing in, measures and p-values out. Never imports `embed`.
+"""Verification: measured routing or replies in, a verdict out. Never imports `embedding`.
 
     examined = examine("./suspect", key, ExamineConfig())       # open it, run the probes, match the experts
     verdict = judge(key, examined.evidence)                     # exact test, both readings, id
     verdict.marked, verdict.p, verdict.words()
 
 `verify_model` does both on a loaded model; `examine_routes` reads what somebody else recorded; `trace_copy` names a
-licensee; `verify_api` asks an API, or a model in memory through `LocalBackend`.
+licensee; `verify_api` asks an API, or a model in memory through `LocalBackend`. `Criteria` say what decides.
+
+`criteria`, `claims` and `verdict` are what all share. `paths` judges routing evidence, which `weights` measures and
+`recorded` reads from files; `blackbox` has replies only. These three don't know each other.
 """
 
-from pathmark.verification.anchor import Anchor, judge_anchor
-from pathmark.verification.api import ApiClient, ApiSettings
-from pathmark.verification.blackbox import verify_api
-from pathmark.verification.caselog import write_log
-from pathmark.verification.decode import DecodedId, decode_id
-from pathmark.verification.evidence import Evidence, record_evidence
-from pathmark.verification.local import LocalBackend
-from pathmark.verification.mark_verdict import BlackBoxVerdict
-from pathmark.verification.measures import LayerScore, PathScore, measure_layers, score_path, target_mass
-from pathmark.verification.profiles import attach_profiles
-from pathmark.verification.routes import Routes, encode_probes, record_routes
-from pathmark.verification.suspect import ExamineConfig, Examined, examine, examine_routes, with_reference
-from pathmark.verification.tracing import TracedCopy, trace_copy
-from pathmark.verification.whitebox import Verdict, judge, verify_model
+from pathmark.verification.blackbox.api import ApiClient, ApiSettings
+from pathmark.verification.blackbox.asking import AskConfig, verify_api
+from pathmark.verification.blackbox.judging import ReplyVerdict
+from pathmark.verification.blackbox.local import LocalBackend
+from pathmark.verification.claims import Anchor, judge_anchor
+from pathmark.verification.criteria import Criteria
+from pathmark.verification.paths.alignment import profile_texts
+from pathmark.verification.paths.caselog import write_log
+from pathmark.verification.paths.decode import DecodedId, decode_id
+from pathmark.verification.paths.evidence import Evidence, Examined
+from pathmark.verification.paths.judging import PathVerdict, judge
+from pathmark.verification.paths.measures import measure_layers, score_path, target_mass
+from pathmark.verification.paths.routes import Routes
+from pathmark.verification.paths.tracing import TracedCopy, trace_copy
+from pathmark.verification.recorded.routes_only import examine_routes
+from pathmark.verification.verdict import Verdict
+from pathmark.verification.weights.profiles import attach_profiles
+from pathmark.verification.weights.recording import (
+    count_rows,
+    encode_probes,
+    record_evidence,
+    record_grafted,
+    record_routes,
+)
+from pathmark.verification.weights.suspect import ExamineConfig, examine, verify_model, with_reference
 
 __all__ = [
     "Anchor",
     "ApiClient",
     "ApiSettings",
-    "BlackBoxVerdict",
+    "AskConfig",
+    "Criteria",
     "DecodedId",
     "Evidence",
     "ExamineConfig",
     "Examined",
-    "LayerScore",
     "LocalBackend",
-    "PathScore",
+    "PathVerdict",
+    "ReplyVerdict",
     "Routes",
     "TracedCopy",
     "Verdict",
     "attach_profiles",
+    "count_rows",
     "decode_id",
     "encode_probes",
     "examine",
@@ -46,7 +62,9 @@ __all__ = [
     "judge",
     "judge_anchor",
     "measure_layers",
+    "profile_texts",
     "record_evidence",
+    "record_grafted",
     "record_routes",
     "score_path",
     "target_mass",

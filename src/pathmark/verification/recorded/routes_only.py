@@ -11,15 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey
-from pathmark.verification.probeplan import ProbePlace, Variant, read_probe_id
-from pathmark.verification.routefile import RecordedProbe, Recording, RouteHeader
-from pathmark.verification.routes import Routes
+from pathmark.verification.paths.alignment import align, profile_texts
+from pathmark.verification.paths.evidence import Evidence, Examined
+from pathmark.verification.paths.routes import Routes
+from pathmark.verification.recorded.enginefile import read_routes
+from pathmark.verification.recorded.probeplan import ProbePlace, Variant, read_probe_id
+from pathmark.verification.recorded.routefile import RecordedProbe, Recording, RouteHeader
 
 _Side = tuple[Variant, int]
 _CLEAN: _Side = (Variant.CLEAN, 0)
@@ -194,3 +198,22 @@ def _routes(
 def _text_tokens(sides: Mapping[_Side, tuple[ProbePlace, RecordedProbe]], located: _Located) -> tuple[int, ...]:
     begin = located.begins[_CLEAN]
     return sides[_CLEAN][1].tokens[begin : begin + located.n_tokens]
+
+
+def examine_routes(path: Path, key: OwnerKey, *, aligned: bool = True) -> Examined:
+    """Evidence from a recording of routes that somebody else made (docs/routes.md)."""
+    paired = pair_routes(key, read_routes(path, key.model))
+    notes = [f"{paired.dropped} texts were left out: not all of their prompts were recorded"] * bool(paired.dropped)
+    evidence = Evidence(paired.clean, paired.triggered, paired.decoys)
+    texts = profile_texts(key) if aligned else []
+    rows = [_place(tokens, texts) for tokens in paired.text_tokens]
+    if any(row >= 0 for row in rows):
+        return Examined(evidence.aligned(align(key, paired.clean, rows=rows)), "routes", tuple(notes))
+    if aligned:
+        notes.append("no text of the key's expert profiles was recorded, so experts were taken by their numbers")
+    return Examined(evidence, "routes", tuple(notes))
+
+
+def _place(tokens: Sequence[int], texts: Sequence[tuple[int, ...]]) -> int:
+    """Index of the text that begins with these tokens, -1 for none."""
+    return next((i for i, text in enumerate(texts) if text[: len(tokens)] == tuple(tokens)), -1)

@@ -26,11 +26,6 @@ class DecodedId:
     """Per layer: lead of the strongest group over the second, as a share of the strongest; 0 is a tie or a loss."""
 
     @property
-    def erased(self) -> int:
-        """Layers that did not take part."""
-        return sum(digit is None for digit in self.digits)
-
-    @property
     def weakest(self) -> float:
         """Confidence of the least clear layer that took part; 0 where none did."""
         used = [c for digit, c in zip(self.digits, self.confidence, strict=True) if digit is not None]

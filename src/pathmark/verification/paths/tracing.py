@@ -8,8 +8,9 @@ from typing import Any
 
 from pathmark.errors import VerificationError
 from pathmark.keys import Issued, OwnerKey
-from pathmark.stats import Family, TraceResult, trace
-from pathmark.verification.evidence import Evidence
+from pathmark.stats import TraceResult, trace
+from pathmark.verification.criteria import Criteria
+from pathmark.verification.paths.evidence import Evidence
 
 OWN_COPY = "(the owner's own copy)"
 
@@ -60,7 +61,7 @@ class TracedCopy:
             "p_against_rival": None if result.p_against_rival is None else result.p_against_rival.value,
             "p_rival_beside_best": None if result.p_rival_beside_best is None else result.p_rival_beside_best.value,
             "ranking": [{"licensee": name, "id": self.ids[name], "p_value": p.value} for name, p in result.ranking],
-            "family": result.family.size,
+            "family": result.family.summary(),
             "n_probes": self.n_probes,
             "n_tokens": self.n_tokens,
             "words": self.words(),
@@ -73,14 +74,17 @@ def trace_copy(
     issued: Sequence[Issued],
     *,
     watermark: int = 0,
-    significance: float = 1e-6,
-    family: Family | None = None,
+    criteria: Criteria | None = None,
 ) -> TracedCopy:
-    """Hold every licensee's path, and the owner's own, against the evidence."""
+    """Hold every licensee's path, and the owner's own, against the evidence.
+
+    Of the criteria it takes the level and the family; licensees are added to the family.
+    """
     if not issued:
         raise VerificationError("the registry is empty; `pathmark issue` allots ids")
     mark = key.watermarks[watermark]
     ids = {OWN_COPY: mark.id} | {entry.licensee: entry.id for entry in issued}
     paths = {name: list(mark.targets_for(number).values()) for name, number in ids.items()}
-    result = trace(evidence.measured(key)[watermark], paths, alpha=significance, family=family)
+    criteria = criteria or Criteria()
+    result = trace(evidence.measured(key)[watermark], paths, alpha=criteria.significance, family=criteria.family)
     return TracedCopy(result, ids, len(evidence.clean.mask_BT), evidence.clean.n_tokens)

@@ -17,7 +17,7 @@ def attach_profiles(key: OwnerKey, model: nn.Module, probes: Sequence[Sequence[i
     Take them from the original, before anything is embedded. What training leaves in a marked model depends on the
     targets; a matching built on that would too, and the exact test would no longer be exact.
     """
-    layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+    layers = list(key.layers)
     sketches = {name: array.astype("float16") for name, array in expert_sketches(model, layers).items()}
     records = {
         "probes.json": json.dumps([list(row) for row in probes]).encode(),

@@ -11,8 +11,8 @@ from transformers import GenerationConfig
 
 from pathmark.errors import VerificationError
 from pathmark.models import device_of
-from pathmark.verification.replies import Failure, Reply
-from pathmark.verification.trials import Endpoint, Query
+from pathmark.verification.blackbox.replies import Failure, Reply
+from pathmark.verification.blackbox.trials import Endpoint, Query
 
 
 class LocalBackend:

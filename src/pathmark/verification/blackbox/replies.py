@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pathmark.keys import Phrase, TriggerRef
-from pathmark.verification.trials import Endpoint, Query
+from pathmark.verification.blackbox.trials import Endpoint, Query
 
 _AROUND: Final = "\"'`*_.,;:!?()[]{}<>-"
 _VARIABLE: Final = re.compile(r"[0-9a-fA-F]*\d[0-9a-fA-F-]*")

@@ -24,7 +24,8 @@ from pathmark.stats import (
     selection_difference,
     wsr,
 )
-from pathmark.verification.routes import Routes
+from pathmark.verification.criteria import Criteria
+from pathmark.verification.paths.routes import Routes
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class PathScore:
 
 
 def score_path(
-    watermark: Watermark, triggered: Routes, clean: Routes | None = None, *, gamma: float = 0.8
+    watermark: Watermark, triggered: Routes, clean: Routes | None = None, *, gamma: float = Criteria.gamma
 ) -> PathScore:
     """Acc_l, Acc and WSR of triggered routes; masses beside those of the clean ones, where given."""
     triggered.require(watermark.layers)

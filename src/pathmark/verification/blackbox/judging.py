@@ -14,27 +14,39 @@ from typing import Any
 
 from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey, TriggerRef
-from pathmark.stats import Family, MarkTrial, PValue, Rate, binomial_p, bonferroni, marks_p
-from pathmark.verification.anchor import Anchor
-from pathmark.verification.decision import AS_JSON, EXIT_CODES, Decision
-from pathmark.verification.exchangelog import Exchange
-from pathmark.verification.replies import Backend, Failure, max_starts
-from pathmark.verification.trials import Endpoint, Query
+from pathmark.stats import MarkTrial, PValue, Rate, binomial_p, bonferroni, marks_p
+from pathmark.verification.blackbox.exchangelog import Exchange
+from pathmark.verification.blackbox.replies import Failure, max_starts
+from pathmark.verification.blackbox.trials import Endpoint, Query
+from pathmark.verification.criteria import Criteria
+from pathmark.verification.verdict import Verdict
 
 
-@dataclass(frozen=True)
-class BlackBoxVerdict:
-    """What was answered, how surprising it is, and on how much it rests."""
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """A finished run: what was asked of whom, and what came back."""
 
-    p: PValue | None
-    """Bound on the chance that a model without the key says these marks, corrected for the family.
-    None where every mark is free text: nothing bounds that."""
-    p_floor: PValue | None
-    """What all marks together would have given."""
-    anchor: Anchor
-    significance: float
-    undecided: str | None
-    """Why this run can say neither yes nor no; None where it can."""
+    plan: tuple[Query, ...]
+    answered: Mapping[int, Exchange]
+    """By number of the query."""
+    failures: Sequence[Failure]
+    triggers: tuple[TriggerRef, ...]
+    host: str
+    model: str
+    endpoint: Endpoint
+    max_tokens: int
+    warnings: tuple[str, ...] = ()
+    """What the ledger had to say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplyVerdict(Verdict):
+    """What was answered, how surprising it is, and on how much it rests.
+
+    p bounds the chance that a model without the key says these marks, p_floor is what all of them would have given;
+    both are None where every mark is free text.
+    """
+
     match_rate: Rate
     """Trials answered with the mark of their trigger, the paper's r = c/N."""
     observations: Rate
@@ -50,34 +62,8 @@ class BlackBoxVerdict:
     model: str
     endpoint: Endpoint
     max_tokens: int
-    family: Family
-    warnings: tuple[str, ...]
     exchanges: tuple[Exchange, ...]
     """Every answer as the rule read it, with the routing that came along (`routes`), where a server returns it."""
-
-    strict: bool = False
-    """Whether the third party's reading decides."""
-
-    @property
-    def marked(self) -> bool:
-        """Whether the mark is there: the deciding p-value is at or below the level, and nothing speaks against it."""
-        deciding = self.p_third_party if self.strict else self.p
-        return self.undecided is None and deciding is not None and deciding.value <= self.significance
-
-    @property
-    def decision(self) -> Decision:
-        """What this run says."""
-        return "undecided" if self.undecided is not None else "marked" if self.marked else "not marked"
-
-    @property
-    def exit_code(self) -> int:
-        """0 marked, 1 not marked, 2 undecided."""
-        return EXIT_CODES[self.decision]
-
-    @property
-    def p_third_party(self) -> PValue | None:
-        """The p-value as somebody reads it who does not trust the owner."""
-        return None if self.p is None else self.anchor.p(self.p)
 
     @property
     def paper_binomial(self) -> PValue:
@@ -86,39 +72,20 @@ class BlackBoxVerdict:
 
     def words(self) -> str:
         """One paragraph for people."""
-        if self.undecided is not None:
-            found = f"Undecided: {self.undecided}. Seen"
-        elif self.strict and not self.marked and self.p is not None and self.p.value <= self.significance:
-            found = "A third party need not believe that the mark is there"
-        else:
-            found = "The mark is there" if self.marked else "No mark was found"
-        if self.p is None:
-            evidence = "free-text marks, for which nothing bounds chance"
-        else:
-            evidence = f"p = {self.p} at level {self.significance:g} (smallest possible {self.p_floor}; {self.family})"
-        closing = "" if self.marked or self.undecided else " No mark in replies does not show that there is none."
-        reader = "" if self.p is None else f" A third party reads {self.p_third_party}: {self.anchor.reason}."
+        closing = " No mark in replies does not show that there is none." if self.decision == "not marked" else ""
+        return f"{super().words()}{closing}"
+
+    def _seen(self) -> str:
         return (
-            f"{found}: {evidence}, {self.marks_seen} of {len(self.triggers)} marks. Trials with the mark "
-            f"{self.match_rate}; as independent observations {self.observations}; controls with a mark "
-            f"{self.controls}; {self.failures} requests without answer.{reader}{closing}"
+            f"{self.marks_seen} of {len(self.triggers)} marks; trials with the mark {self.match_rate}; as independent "
+            f"observations {self.observations}; controls with a mark {self.controls}; {self.failures} requests without "
+            "answer"
         )
 
     def summary(self) -> dict[str, Any]:
         """The object that blackbox.schema.json documents."""
-        third = self.p_third_party
         return {
-            "verdict": self.decision,
-            "marked": AS_JSON[self.decision],
-            "undecided": self.undecided,
-            "strict": self.strict,
-            "p_value": None if self.p is None else self.p.value,
-            "log10_p": None if self.p is None else self.p.log10,
-            "p_floor": None if self.p_floor is None else self.p_floor.value,
-            "p_third_party": None if third is None else third.value,
-            "anchored": self.anchor.anchored,
-            "anchor": self.anchor.reason,
-            "significance": self.significance,
+            **super().summary(),
             "match_rate": self.match_rate.summary(),
             "observations": self.observations.summary(),
             "controls": self.controls.summary(),
@@ -127,66 +94,45 @@ class BlackBoxVerdict:
             "triggers": [list(ref) for ref in self.triggers],
             "failures": self.failures,
             "routes": sum(exchange.routes is not None for exchange in self.exchanges),
-            "family": self.family.size,
             "host": self.host,
             "model": self.model,
             "endpoint": self.endpoint,
             "max_tokens": self.max_tokens,
-            "warnings": list(self.warnings),
         }
 
 
-def judge_replies(
-    plan: Sequence[Query],
-    answered: Mapping[int, Exchange],
-    failures: Sequence[Failure],
-    key: OwnerKey,
-    triggers: Sequence[TriggerRef],
-    *,
-    backend: Backend,
-    endpoint: Endpoint,
-    max_tokens: int,
-    significance: float,
-    anchor: Anchor,
-    family: Family,
-    strict: bool = False,
-    warnings: Sequence[str] = (),
-) -> BlackBoxVerdict:
+def judge_replies(key: OwnerKey, heard: Heard, criteria: Criteria | None = None) -> ReplyVerdict:
     """From exchanges to the verdict; raises VerificationError where no trial or no control was answered."""
-    exchanges = tuple(answered[query.number] for query in plan if query.number in answered)
+    settled = (criteria or Criteria()).of(key)
+    exchanges = tuple(heard.answered[query.number] for query in heard.plan if query.number in heard.answered)
     asked = [exchange for exchange in exchanges if exchange.kind == "trigger"]
     controls = [exchange for exchange in exchanges if exchange.kind != "trigger"]
     if not asked or not controls:
-        reasons = Counter(failure.reason for failure in failures).most_common(1)
+        reasons = Counter(failure.reason for failure in heard.failures).most_common(1)
         raise VerificationError(
-            f"{backend.host} answered {len(asked)} of the trials and {len(controls)} of the controls"
+            f"{heard.host} answered {len(asked)} of the trials and {len(controls)} of the controls"
             f"{f': {reasons[0][0]}' if reasons else ''}"
         )
     distinct = {(e.asked, e.said): _matches(e) for e in asked}
-    seen = {e.trigger for e in asked if _matches(e)}
-    p, floor = _bound(asked, triggers, key, max_tokens)
-    observed = BlackBoxVerdict(
-        p=None if p is None else bonferroni(p, family),
-        p_floor=None if floor is None else bonferroni(floor, family),
-        anchor=anchor,
-        significance=significance,
-        undecided=None,
+    p, floor = _bound(asked, heard.triggers, key, heard.max_tokens)
+    observed = ReplyVerdict(
+        p=None if p is None else bonferroni(p, settled.family),
+        p_floor=None if floor is None else bonferroni(floor, settled.family),
+        criteria=settled,
+        notes=(*heard.warnings, *_oddities(asked, exchanges)),
         match_rate=Rate(sum(map(_matches, asked)), len(asked)),
         observations=Rate(sum(distinct.values()), len(distinct)),
         controls=Rate(sum(bool(e.marks) for e in controls), len(controls)),
-        marks_seen=len(seen),
-        triggers=tuple(triggers),
-        failures=len(plan) - len(exchanges),
-        host=backend.host,
-        model=backend.model,
-        endpoint=endpoint,
-        max_tokens=max_tokens,
-        family=family,
-        warnings=(*warnings, *_oddities(asked, exchanges)),
+        marks_seen=len({e.trigger for e in asked if _matches(e)}),
+        triggers=heard.triggers,
+        failures=len(heard.plan) - len(exchanges),
+        host=heard.host,
+        model=heard.model,
+        endpoint=heard.endpoint,
+        max_tokens=heard.max_tokens,
         exchanges=exchanges,
-        strict=strict,
     )
-    return replace(observed, undecided=_why_undecided(observed, plan, key))
+    return replace(observed, undecided=_why_undecided(observed, heard.plan, key))
 
 
 def _bound(
@@ -218,7 +164,7 @@ def _matches(exchange: Exchange) -> bool:
     return exchange.marks == (exchange.trigger,)
 
 
-def _why_undecided(seen: BlackBoxVerdict, plan: Sequence[Query], key: OwnerKey) -> str | None:
+def _why_undecided(seen: ReplyVerdict, plan: Sequence[Query], key: OwnerKey) -> str | None:
     """What takes a verdict away; the first reason that applies."""
     exchanges = seen.exchanges
     asked = [e for e in exchanges if e.kind == "trigger"]
@@ -253,9 +199,9 @@ def _why_undecided(seen: BlackBoxVerdict, plan: Sequence[Query], key: OwnerKey) 
         cut = sum(e.finish_reason == "length" and e.words < needed[e.trigger] for e in asked if e.trigger)
         if 2 * (len(asked) - cut) < planned:
             return f"{cut} of {len(asked)} replies were cut off before a mark could be complete; raise --max-tokens"
-    floor = seen.p_floor
-    if floor is not None and (floor := seen.anchor.p(floor) if seen.strict else floor).value > seen.significance:
-        return f"this run could not reach the level {seen.significance:g}: its smallest p-value is {floor}"
+    level, floor = seen.criteria.significance, seen.p_floor
+    if floor is not None and (floor := seen.criteria.deciding(floor)).value > level:
+        return f"this run could not reach the level {level:g}: its smallest p-value is {floor}"
     return None
 
 

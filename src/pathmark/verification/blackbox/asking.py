@@ -3,58 +3,74 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pathmark.errors import VerificationError
 from pathmark.keys import Ledger, OwnerKey, TextCodec, TriggerRef, trigger_refs
-from pathmark.stats import Family
-from pathmark.verification.anchor import Anchor, judge_anchor
-from pathmark.verification.exchangelog import Digester, Exchange, ExchangeLog, plan_digest, read_exchange
-from pathmark.verification.mark_verdict import BlackBoxVerdict, judge_replies
-from pathmark.verification.replies import Backend, Failure, Reply
-from pathmark.verification.trials import Endpoint, Query, plan_queries
+from pathmark.progress import Progress, Silent
+from pathmark.verification.blackbox.exchangelog import Digester, Exchange, ExchangeLog, plan_digest, read_exchange
+from pathmark.verification.blackbox.judging import Heard, ReplyVerdict, judge_replies
+from pathmark.verification.blackbox.replies import Backend, Failure, Reply
+from pathmark.verification.blackbox.trials import Endpoint, Query, plan_queries
+from pathmark.verification.criteria import Criteria
 
 LIVE_TRIGGERS: Final = 3
 """Triggers that one live run discloses at most, unless told otherwise."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AskConfig:
+    """How much is asked, and how."""
+
+    trials: int = 50
+    """Requests with a trigger; about as many controls come along."""
+    max_tokens: int = 64
+    """Of a reply, and as many words are read."""
+    seed: int = 0
+    triggers: int | tuple[TriggerRef, ...] | None = None
+    """How many to use or which. None: half of the unused ones, at most three; all of them where nobody else sees
+    them."""
+    redact: bool = False
+    """Whether the log holds digests in the place of prompts and replies."""
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise VerificationError(f"at least one trial is needed, got {self.trials}; 50 is the default")
+        if self.max_tokens < 1:
+            raise VerificationError(f"a reply has at least one token, got max_tokens {self.max_tokens}; try 64")
+        if self.triggers is not None and (self.triggers if isinstance(self.triggers, int) else len(self.triggers)) < 1:
+            raise VerificationError(f"at least one trigger is needed, got {self.triggers}")
+
+
 def verify_api(
     backend: Backend,
     key: OwnerKey,
+    config: AskConfig | None = None,
     *,
-    trials: int = 50,
-    max_tokens: int = 64,
-    seed: int = 0,
-    triggers: int | Sequence[TriggerRef] | None = None,
+    criteria: Criteria | None = None,
     codec: TextCodec | None = None,
     ledger: Ledger | None = None,
     log: Path | str | None = None,
-    redact: bool = False,
-    anchor: Anchor | None = None,
-    family: Family | None = None,
-    significance: float = 1e-6,
-    strict: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> BlackBoxVerdict:
+    progress: Progress | None = None,
+) -> ReplyVerdict:
     """Ask, read the replies by the rule that `replies` fixes, and judge.
 
-    `triggers`: how many to use or which; by default half of the unused ones, at most three, and all of them
-    where nobody else sees them. `codec`: the tokenizer whose words decoys are made of, the bundled one by default.
-    `log`: file of all exchanges; a run that finds its own goes on there. `strict`: the third party's p-value decides.
-    `progress(done, total)`.
+    `codec`: the tokenizer whose words decoys are made of, the bundled one by default. `ledger` keeps which triggers
+    were disclosed to whom. `log`: file of all exchanges; a run that finds its own goes on there.
     """
-    if max_tokens < 1 or not 0 < significance < 1:
-        raise VerificationError(f"expected max_tokens >= 1 and a level in (0, 1), got {max_tokens}, {significance}")
-    run = _Run(backend, key, max_tokens, ledger if backend.discloses else None)
-    with ExchangeLog(log, redact=redact) if log is not None else contextlib.nullcontext() as book:
+    config = config or AskConfig()
+    run = _Run(backend, key, config, ledger if backend.discloses else None)
+    with ExchangeLog(log, redact=config.redact) if log is not None else contextlib.nullcontext() as book:
         if book is not None and book.header is not None:
             refs, endpoint = _from_header(book, key)
         else:
             endpoint = backend.prepare()
-            refs = run.choose(triggers, trials)
-        plan = plan_queries(key, refs, codec or _bundled_codec(), trials=trials, seed=seed, endpoint=endpoint)
+            refs = run.choose()
+        words = codec or _bundled_codec()
+        plan = plan_queries(key, refs, words, trials=config.trials, seed=config.seed, endpoint=endpoint)
         _refuse_leaks(plan, key)
         if book is not None:
             book.begin(
@@ -63,60 +79,55 @@ def verify_api(
                     "host": backend.host,
                     "model": backend.model,
                     "endpoint": endpoint,
-                    "trials": trials,
-                    "max_tokens": max_tokens,
-                    "seed": seed,
+                    "trials": config.trials,
+                    "max_tokens": config.max_tokens,
+                    "seed": config.seed,
                     "triggers": [list(ref) for ref in refs],
                     "plan": plan_digest(plan, Digester(key)),
                 }
             )
-        run.ask(plan, endpoint, book, progress)
-    return judge_replies(
-        plan, run.answered, run.failures, key, refs,
-        backend=backend, endpoint=endpoint, max_tokens=max_tokens, significance=significance,
-        anchor=anchor or judge_anchor(key), family=family or Family(), strict=strict, warnings=run.warnings,
+        run.ask(plan, endpoint, book, progress or Silent())
+    heard = Heard(
+        plan=plan, answered=run.answered, failures=run.failures, triggers=refs, host=backend.host, model=backend.model,
+        endpoint=endpoint, max_tokens=config.max_tokens, warnings=tuple(run.warnings),
     )  # fmt: skip
+    return judge_replies(key, heard, criteria)
 
 
 class _Run:
     """State of one run: who is asked, what came back."""
 
-    def __init__(self, backend: Backend, key: OwnerKey, max_tokens: int, ledger: Ledger | None) -> None:
-        self.backend, self.key, self.max_tokens, self.ledger = backend, key, max_tokens, ledger
+    def __init__(self, backend: Backend, key: OwnerKey, config: AskConfig, ledger: Ledger | None) -> None:
+        self.backend, self.key, self.config, self.ledger = backend, key, config, ledger
         self.marks = {ref: ref.of(key).mark for ref in trigger_refs(key)}
         self.answered: dict[int, Exchange] = {}
         self.failures: list[Failure] = []
         self.warnings: list[str] = []
 
-    def choose(self, wanted: int | Sequence[TriggerRef] | None, trials: int) -> tuple[TriggerRef, ...]:
+    def choose(self) -> tuple[TriggerRef, ...]:
         """Triggers for this run, entered in the ledger before anything is sent."""
-        if trials < 1:
-            raise VerificationError(f"at least one trial is needed, got {trials}; 50 is the default")
-        if wanted is not None and not isinstance(wanted, int):
+        wanted = self.config.triggers
+        if isinstance(wanted, tuple):
             for ref in wanted:
                 ref.of(self.key)
-            return tuple(wanted)
+            return wanted
         every = trigger_refs(self.key)
         if wanted is None:
             unused = len(self.ledger.unused_triggers(self.key)) if self.ledger else len(every)
             wanted = max(1, min(LIVE_TRIGGERS, (unused + 1) // 2)) if self.backend.discloses else len(every)
-        wanted = min(wanted, trials, len(every))
+        wanted = min(wanted, self.config.trials, len(every))
         if self.ledger is None:
             return tuple(every[:wanted])
         taken = self.ledger.take(self.key, wanted, host=self.backend.host, model=self.backend.model)
         self.warnings += taken.warnings()
         return taken.triggers
 
-    def ask(
-        self,
-        plan: tuple[Query, ...],
-        endpoint: Endpoint,
-        book: ExchangeLog | None,
-        progress: Callable[[int, int], None] | None,
-    ) -> None:
+    def ask(self, plan: tuple[Query, ...], endpoint: Endpoint, book: ExchangeLog | None, progress: Progress) -> None:
         """Ask what the log does not answer yet."""
+        progress.stage("asking", len(plan))
         numbers = {query.number for query in plan}
         self.answered = {n: e for n, e in (book.answered if book else {}).items() if n in numbers}
+        progress.advance(len(self.answered))
         digest = Digester(self.key)
 
         def sending(query: Query) -> None:
@@ -129,19 +140,18 @@ class _Run:
                 if book is not None:
                     book.failure(query, outcome)
             else:
-                exchange = read_exchange(query, outcome, self.marks, self.max_tokens, digest)
+                exchange = read_exchange(query, outcome, self.marks, self.config.max_tokens, digest)
                 if book is not None:
                     book.answer(query, outcome, exchange)
                 self.answered[query.number] = exchange
-            if progress is not None:
-                progress(len(self.answered) + len(self.failures), len(plan))
+            progress.advance(1)
 
         pending = [query for query in plan if query.number not in self.answered]
         if not pending:
             return
         if book is not None and book.resumed and (now := self.backend.prepare()) != endpoint:
             raise VerificationError(f"the log is of the {endpoint} endpoint, {self.backend.host} answers at {now}")
-        self.backend.ask(pending, self.max_tokens, sending=sending, answered=answered)
+        self.backend.ask(pending, self.config.max_tokens, sending=sending, answered=answered)
 
 
 def _refuse_leaks(plan: Sequence[Query], key: OwnerKey) -> None:

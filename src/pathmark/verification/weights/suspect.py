@@ -1,10 +1,9 @@
-"""From a name to evidence: open a suspect, whatever it is, and run the probes through it."""
+"""From a model, or the name of one, to evidence: open it, whatever it is, and run the probes through it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from transformers import PreTrainedModel
@@ -17,13 +16,13 @@ from pathmark.models.streaming import should_stream, stream_model
 from pathmark.models.suspects import is_adapter, load_suspect
 from pathmark.models.tokenization import HFTextCodec
 from pathmark.progress import Progress, Silent
-from pathmark.verification.alignment import align, profile_texts
+from pathmark.verification.criteria import Criteria
 from pathmark.verification.decoys import decoy_triggers
-from pathmark.verification.enginefile import read_routes
-from pathmark.verification.evidence import Evidence, count_rows, record_evidence, record_grafted
-from pathmark.verification.profiles import attach_profiles
-from pathmark.verification.routes import encode_probes
-from pathmark.verification.routes_only import pair_routes
+from pathmark.verification.paths.alignment import profile_texts
+from pathmark.verification.paths.evidence import Examined
+from pathmark.verification.paths.judging import PathVerdict, judge
+from pathmark.verification.weights.profiles import attach_profiles
+from pathmark.verification.weights.recording import count_rows, encode_probes, record_evidence, record_grafted
 
 Stream = Literal["auto", "always", "never"]
 DECOY_PROBES = 20
@@ -49,18 +48,6 @@ class ExamineConfig:
     def __post_init__(self) -> None:
         if self.n_probes < 1 or self.tokens < 4 or self.decoys < 0:
             raise ValueError(f"expected at least one probe of 4 tokens, got {self}")
-
-
-@dataclass(frozen=True, eq=False)
-class Examined:
-    """Evidence, and how it was had."""
-
-    evidence: Evidence
-    access: Literal["weights", "streamed weights", "routes"]
-    notes: tuple[str, ...] = ()
-    """What could not be done, and why; part of the verdict."""
-    fed: Evidence | None = None
-    """The same behind the original's lower layers, where it was asked for."""
 
 
 def examine(
@@ -95,7 +82,7 @@ def examine(
         "decoy_probes": few,
         # streamed layers are read once per call and chunk their rows themselves
         "batch_tokens": 2**62 if streamed else 4096,
-        "progress": say.advance,
+        "progress": say,
     }
     say.stage("probes", n_rows)
     fed = None
@@ -118,6 +105,33 @@ def examine(
     if config.align and evidence.alignment is None:
         notes.append("the key has no expert profiles attached, so experts were taken by their numbers")
     return Examined(evidence, "streamed weights" if streamed else "weights", tuple(notes), fed)
+
+
+def verify_model(
+    model: PreTrainedModel,
+    key: OwnerKey,
+    probes: Sequence[Sequence[int]],
+    *,
+    criteria: Criteria | None = None,
+    original: PreTrainedModel | None = None,
+    align: bool = True,
+    batch_tokens: int = 4096,
+    progress: Progress | None = None,
+) -> PathVerdict:
+    """Run the probes with and without each watermark's trigger through a loaded model, and judge.
+
+    `align` matches the suspect's experts to the original's first, where the key has profiles attached. With the
+    unmarked `original` the suspect is also read behind its lower layers (`record_grafted`).
+    """
+    say = progress or Silent()
+    rows = count_rows(key, probes, aligned=align)
+    settings: dict[str, Any] = {"aligned": align, "batch_tokens": batch_tokens, "progress": say}
+    say.stage("probes", rows)
+    evidence = record_evidence(model, key, probes, **settings)
+    if original is None:
+        return judge(key, evidence, criteria=criteria)
+    say.stage("probes, fed by the original", rows)
+    return judge(key, evidence, record_grafted(model, original, key, probes, **settings), criteria)
 
 
 def with_reference(key: OwnerKey, reference: str, *, trust_remote_code: bool = False) -> OwnerKey:
@@ -179,22 +193,3 @@ def _probes(
             "the key holds no probe texts (it was never used by `pathmark embed`); give some with --probes"
         )
     return encode_probes(codec.tokenizer, texts, n_probes=config.n_probes, length=config.tokens)
-
-
-def examine_routes(path: Path, key: OwnerKey, *, aligned: bool = True) -> Examined:
-    """Evidence from a recording of routes that somebody else made (docs/routes.md)."""
-    paired = pair_routes(key, read_routes(path, key.model))
-    notes = [f"{paired.dropped} texts were left out: not all of their prompts were recorded"] * bool(paired.dropped)
-    evidence = Evidence(paired.clean, paired.triggered, paired.decoys)
-    texts = profile_texts(key) if aligned else []
-    rows = [_place(tokens, texts) for tokens in paired.text_tokens]
-    if any(row >= 0 for row in rows):
-        return Examined(evidence.aligned(align(key, paired.clean, rows=rows)), "routes", tuple(notes))
-    if aligned:
-        notes.append("no text of the key's expert profiles was recorded, so experts were taken by their numbers")
-    return Examined(evidence, "routes", tuple(notes))
-
-
-def _place(tokens: Sequence[int], texts: Sequence[tuple[int, ...]]) -> int:
-    """Index of the text that begins with these tokens, -1 for none."""
-    return next((i for i, text in enumerate(texts) if text[: len(tokens)] == tuple(tokens)), -1)

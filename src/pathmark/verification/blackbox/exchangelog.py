@@ -21,8 +21,8 @@ from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey, Phrase, TriggerRef
 from pathmark.keys.key import utc_now
 from pathmark.keys.safefile import require_private
-from pathmark.verification.replies import Failure, Reply, read_reply, shape
-from pathmark.verification.trials import Kind, Query
+from pathmark.verification.blackbox.replies import Failure, Reply, read_reply, shape
+from pathmark.verification.blackbox.trials import Kind, Query
 
 _VERSION: Final = 1
 

@@ -8,9 +8,7 @@ them. The key itself stands in no error, log or repr, also if the server sends i
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import ipaddress
-import json
 import math
 import os
 import random
@@ -23,8 +21,9 @@ from typing import Any, Final, Literal, TypeVar
 import httpx2
 
 from pathmark.errors import VerificationError
-from pathmark.verification.replies import Failure, Reply
-from pathmark.verification.trials import Endpoint, Query
+from pathmark.verification.blackbox.answers import OddAnswerError, error_text, parse_reply, printable, retry_after
+from pathmark.verification.blackbox.replies import Failure, Reply
+from pathmark.verification.blackbox.trials import Endpoint, Query
 
 T = TypeVar("T")
 
@@ -244,7 +243,7 @@ class ApiClient:
             return _Trouble(self._clean(f"{type(error).__name__}: {error}"), again=True)
         try:
             return self._judge(endpoint, response, body)
-        except _OddAnswerError as error:
+        except OddAnswerError as error:
             return _Trouble(self._clean(str(error)), again=False)
 
     def _body(self, endpoint: Endpoint, query: Query, max_tokens: int) -> dict[str, Any]:
@@ -272,18 +271,18 @@ class ApiClient:
     def _judge(self, endpoint: Endpoint, response: httpx2.Response, body: bytes) -> Reply | _Trouble:
         status = response.status_code
         if 300 <= status < 400:
-            target = _printable(response.headers.get("Location", "nowhere"))
+            target = printable(response.headers.get("Location", "nowhere"))
             reason = self._clean(f"redirects to {target}, which is not followed; give the final address")
             return _Trouble(reason, again=False, fatal=True)
         if status != 200:
-            said = self._clean(f"HTTP {status}{_error_text(body)}")
-            wait = _retry_after(response.headers.get("Retry-After"))
+            said = self._clean(f"HTTP {status}{error_text(body)}")
+            wait = retry_after(response.headers.get("Retry-After"))
             return _Trouble(said, again=status in RETRIED, wait=wait, fatal=status in (401, 403, 407))
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise _OddAnswerError("the answer is compressed although that was not asked for")
+            raise OddAnswerError("the answer is compressed although that was not asked for")
         kind = response.headers.get("Content-Type", "none").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise _OddAnswerError(f"expected application/json, got content type {_printable(kind)}")
+            raise OddAnswerError(f"expected application/json, got content type {printable(kind)}")
         # Replies are logged, and a server may say whatever it was sent.
         return parse_reply(endpoint, body.replace(self._key.encode(), b"[API key]") if self._key else body)
 
@@ -298,54 +297,11 @@ class ApiClient:
     def _clean(self, text: str) -> str:
         """One printable line without the API key."""
         hidden = text.replace(self._key, "[API key]") if self._key else text
-        return _printable(hidden)
+        return printable(hidden)
 
 
 class _TooLargeError(Exception):
     pass
-
-
-class _OddAnswerError(Exception):
-    """An answer with status 200 that is none."""
-
-
-def parse_reply(endpoint: Endpoint, body: bytes) -> Reply:
-    """The one choice of a completion, strictly; anything else is refused with its reason."""
-    try:
-        document = json.loads(body.decode("utf-8"))
-    except (ValueError, RecursionError):
-        raise _OddAnswerError("the answer is not JSON") from None
-    choices = document.get("choices") if isinstance(document, dict) else None
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise _OddAnswerError("the answer is JSON without a list `choices` of one choice")
-    choice = choices[0]
-    if endpoint == "completions":
-        text = choice.get("text")
-    else:
-        message = choice.get("message")
-        if not isinstance(message, dict):
-            raise _OddAnswerError("the choice has no `message`")
-        text = "" if message.get("content") is None else message["content"]  # null: only a refusal or a tool call
-    if not isinstance(text, str):
-        raise _OddAnswerError("the choice holds no text")
-    finish = choice.get("finish_reason")
-    if finish is not None and not isinstance(finish, str):
-        raise _OddAnswerError("finish_reason is not text")
-    return Reply(text, None if finish is None else _printable(finish)[:40], _routes(document, choice))
-
-
-def _routes(document: dict[str, Any], choice: dict[str, Any]) -> Any:
-    """Routing beside the reply as vLLM (`routed_experts`) or SGLang (`sgl_ext.routed_experts`) return it."""
-    extension = choice.get("sgl_ext")
-    if isinstance(extension, dict) and extension.get("routed_experts") is not None:
-        return {"sgl_ext": extension}
-    found = {
-        name: value
-        for holder in (document, choice)
-        for name, value in holder.items()
-        if name in ("routed_experts", "prompt_routed_experts") and value is not None
-    }
-    return found or None
 
 
 def _base_url(text: str) -> httpx2.URL:
@@ -382,38 +338,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _retry_after(value: str | None) -> float:
-    """Seconds until the server wants to be asked again; 0 where it does not say so intelligibly."""
-    if value is None:
-        return 0.0
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
-            return 0.0
-    return seconds if 0 < seconds < 1e9 else (0.0 if not seconds > 0 else 1e9)
-
-
-def _error_text(body: bytes) -> str:
-    """What an error answer says, if it says so in JSON."""
-    try:
-        document = json.loads(body[:65_536].decode("utf-8"))
-    except (ValueError, RecursionError):
-        return ""
-    error = document.get("error", document) if isinstance(document, dict) else None
-    said = error if isinstance(error, str) else None
-    if isinstance(error, dict):
-        said = error.get("message") or error.get("detail")
-    return f": {said}" if isinstance(said, str) else ""
-
-
-def _printable(text: str) -> str:
-    line = " ".join("".join(c if c.isprintable() else " " for c in text[:2000]).split())
-    return line if len(line) <= 300 else line[:299] + "…"
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey
 from pathmark.models.sketches import token_places, unpack_arrays, unpack_profiles
-from pathmark.verification.assignment import assign
-from pathmark.verification.routes import Routes
-from pathmark.verification.similarity import LayerPrint, combined, similarities
+from pathmark.verification.paths.assignment import assign
+from pathmark.verification.paths.routes import Routes
+from pathmark.verification.paths.similarity import LayerPrint, combined, similarities
 
 METHOD = "tokens+router+neurons/1"
 """Name of the matcher; another one would get another name, and both would count in the family."""
@@ -233,11 +233,10 @@ def align(
             tokens_NE = _chosen(clean.decisions[layer][rows_N, positions_N], clean.n_experts(layer))
         suspect[layer] = _print(tokens_NE, sketches or {}, layer)
     kept = {layer: replace(entry, tokens_NE=entry.tokens_NE[inside_N]) for layer, entry in owner.items()}
-    wanted = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
-    if missing := [layer for layer in wanted if layer not in kept]:
+    if missing := [layer for layer in key.layers if layer not in kept]:
         raise VerificationError(f"the key has no profile of layer {missing[0]}; embed again to attach one")
     same_depth = n_layers is None or n_layers == key.model.num_layers
-    return match({layer: kept[layer] for layer in wanted}, suspect, same_depth=same_depth)
+    return match({layer: kept[layer] for layer in key.layers}, suspect, same_depth=same_depth)
 
 
 def layers_to_record(key: OwnerKey, routed: Sequence[int], n_layers: int) -> list[int]:
@@ -247,12 +246,11 @@ def layers_to_record(key: OwnerKey, routed: Sequence[int], n_layers: int) -> lis
     extra forward pass. Nothing higher runs than that.
     """
     moved = n_layers - key.model.num_layers
-    wanted = {layer for watermark in key.watermarks for layer in watermark.layers}
     steps = range(min(0, moved) - SEARCH_DOWN, max(0, moved) + 1)
-    near = {layer + step for layer in wanted for step in steps}
+    near = {layer + step for layer in key.layers for step in steps}
     chosen = sorted(near & set(routed))
     if not chosen:
-        raise VerificationError(f"the suspect routes in layers {sorted(routed)}, the key marks {sorted(wanted)}")
+        raise VerificationError(f"the suspect routes in layers {sorted(routed)}, the key marks {list(key.layers)}")
     return chosen
 
 

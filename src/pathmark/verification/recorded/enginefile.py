@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pathmark.errors import VerificationError
 from pathmark.keys import ModelFacts
-from pathmark.verification.routefile import (
+from pathmark.verification.recorded.routefile import (
     FORMAT,
     MAX_PROBES,
     RecordedProbe,

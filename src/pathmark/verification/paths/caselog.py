@@ -18,8 +18,7 @@ from pathmark.errors import KeyFileError, VerificationError
 from pathmark.keys import OwnerKey
 from pathmark.keys.release import hash_release
 from pathmark.stats import hits_from_probs, hits_from_selection, probe_accuracy
-from pathmark.verification.evidence import Evidence
-from pathmark.verification.suspect import Examined
+from pathmark.verification.paths.evidence import Evidence, Examined
 
 
 def write_log(

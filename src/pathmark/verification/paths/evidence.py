@@ -1,0 +1,66 @@
+"""Everything that was measured on a suspect, in the owner's numbering, whoever recorded it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pathmark.keys import OwnerKey, Watermark
+from pathmark.stats import LayerMeasurement
+from pathmark.verification.paths.alignment import Alignment
+from pathmark.verification.paths.measures import measure_layers
+from pathmark.verification.paths.routes import Routes
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Routes of the same texts without trigger, behind each watermark's trigger, and behind decoys."""
+
+    clean: Routes
+    triggered: tuple[Routes, ...]
+    """One per watermark of the key."""
+    decoys: tuple[Routes, ...] = ()
+    """One per decoy trigger, on the first texts."""
+    alignment: Alignment | None = None
+    """How the suspect's experts were matched; None where it was taken by its own numbers."""
+
+    def aligned(self, alignment: Alignment | None) -> Evidence:
+        """The same in the owner's numbering."""
+        if alignment is None:
+            return self
+        return Evidence(
+            alignment.apply(self.clean),
+            tuple(alignment.apply(routes) for routes in self.triggered),
+            tuple(alignment.apply(routes) for routes in self.decoys),
+            alignment,
+        )
+
+    def measured(self, key: OwnerKey) -> list[list[LayerMeasurement]]:
+        """Per watermark the input of the exact test: what its trigger does to every expert."""
+        return [
+            self._measure(watermark, triggered, self.clean)
+            for watermark, triggered in zip(key.watermarks, self.triggered, strict=True)
+        ]
+
+    def measured_decoys(self, key: OwnerKey) -> list[list[LayerMeasurement]]:
+        """Per decoy the same for the first watermark, as if the decoy were its trigger."""
+        clean = self.clean.part(slice(0, len(self.decoys[0].mask_BT))) if self.decoys else self.clean
+        return [self._measure(key.watermarks[0], decoy, clean) for decoy in self.decoys]
+
+    def _measure(self, watermark: Watermark, triggered: Routes, clean: Routes) -> list[LayerMeasurement]:
+        layers = measure_layers(watermark, triggered, clean)
+        if self.alignment is None:
+            return layers
+        return [replace(m, matched_E=self.alignment[m.layer].matched_E) for m in layers]
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """Evidence, and how it was had."""
+
+    evidence: Evidence
+    access: Literal["weights", "streamed weights", "routes"]
+    notes: tuple[str, ...] = ()
+    """What could not be done, and why; part of the verdict."""
+    fed: Evidence | None = None
+    """The same behind the original's lower layers, where it was asked for."""

@@ -1,0 +1,207 @@
+"""The verdict on routing evidence, wherever it was recorded: exact test, the paper's measures, the id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pathmark.keys import OwnerKey
+from pathmark.stats import ExactResult, PValue, Rate, bonferroni, exact_test, exact_test_many
+from pathmark.verification.criteria import Criteria
+from pathmark.verification.decoys import DecoyControl
+from pathmark.verification.paths.alignment import Alignment
+from pathmark.verification.paths.decode import DecodedId, decode_id
+from pathmark.verification.paths.evidence import Evidence
+from pathmark.verification.paths.measures import PathScore, score_path
+from pathmark.verification.verdict import Verdict
+
+UNREACHABLE = (
+    "this key cannot reach the level on this suspect (smallest possible p {}): no verdict against it, and none for it"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathVerdict(Verdict):
+    """What the routing showed, how surprising it is, and on how much it rests."""
+
+    p: PValue
+    p_floor: PValue
+    scores: tuple[PathScore, ...]
+    """The paper's measures, per watermark."""
+    id: int | None
+    """Decoded blindly; None where nothing is marked or the digits belong to no id."""
+    n_probes: int
+    n_tokens: int
+    alignment: Alignment | None = None
+    """How the suspect's experts were matched to the owner's; None where they were taken by their numbers."""
+    erased_layers: tuple[int, ...] = ()
+    """Marked layers none of whose targets has a counterpart in the suspect: they count neither way."""
+    decoded: DecodedId | None = None
+    """How clearly each layer of the first watermark spoke."""
+    decoys: DecoyControl | None = None
+    """The owner's path behind triggers of other keys."""
+    grafted: bool = False
+    """Whether the suspect's marked layers were fed by the original's lower ones."""
+    other: PathVerdict | None = None
+    """The other reading, as it is or grafted, where both were made; this one has the smaller p."""
+
+    @property
+    def p_third_party(self) -> PValue:
+        """As for every verdict; and a third party does not know where an original is from."""
+        plain = self.other if self.grafted and self.other is not None else self
+        return self.anchor.p(plain.p)
+
+    @property
+    def wsr(self) -> Rate:
+        """WSR of the first watermark."""
+        return self.scores[0].wsr
+
+    def words(self) -> str:
+        """One paragraph for people."""
+        matched = "" if self.alignment is None else f" {self.alignment.words()}"
+        return f"{super().words()}{matched}{self._other_words()}"
+
+    def _seen(self) -> str:
+        return (
+            f"accuracy {self.scores[0].accuracy.value:.3f}, WSR {self.wsr}, on {self.n_probes} texts with "
+            f"{self.n_tokens:,} tokens"
+        )
+
+    def _other_words(self) -> str:
+        if self.other is None:
+            return ""
+        if self.grafted:
+            return (
+                " This is read in the suspect's marked layers, fed by the original's layers below them; read as it is, "
+                f"the suspect gives p = {self.other.p} and WSR {self.other.wsr}."
+            )
+        fed = f"p = {self.other.p} and WSR {self.other.wsr}"
+        return f" Fed by the original's lower layers, its marked layers give {fed}."
+
+    def weaknesses(self) -> list[str]:
+        """What would weaken this verdict, in words."""
+        found = []
+        if self.decoys is not None and self.decoys.smallest.value < 0.01:
+            found.append(
+                f"the owner's path also reacts to decoy triggers (smallest p {self.decoys.smallest}, charged): the "
+                "suspect may react to odd prefixes as such"
+            )
+        if self.marked and self.alignment is not None and self.alignment.confidence < 0.1:
+            found.append(f"experts were matched with little confidence ({self.alignment.confidence:.2f})")
+        if self.grafted:
+            found.append(
+                "whoever may choose the original's layers can make any model take any path: a third party is given the "
+                "suspect as it is"
+            )
+        if self.erased_layers:
+            lost = ", ".join(map(str, self.erased_layers))
+            found.append(f"layers {lost} have lost their targets and count neither way")
+        if self.marked and self.id is None:
+            found.append("no id could be read")
+        return [*found, *super().weaknesses()]
+
+    def summary(self) -> dict[str, Any]:
+        """The object that verify.schema.json documents."""
+        other = self.other
+        return {
+            **super().summary(),
+            "gamma": self.criteria.gamma,
+            "accuracy": self.scores[0].accuracy.value,
+            "wsr": self.wsr.value,
+            "wsr_interval": list(self.wsr.interval()),
+            "layers": [
+                {
+                    "watermark": j,
+                    "layer": row.layer,
+                    "accuracy": row.accuracy.value,
+                    "accuracy_own_topk": row.accuracy_own_topk.value,
+                    "mass_triggered": row.mass_triggered,
+                    "mass_clean": row.mass_clean,
+                }
+                for j, score in enumerate(self.scores)
+                for row in score.layers
+            ],
+            "id": self.id,
+            "id_confidence": list(self.decoded.confidence) if self.decoded is not None else [],
+            "alignment": self.alignment.summary() if self.alignment is not None else None,
+            "erased_layers": list(self.erased_layers),
+            "decoys": None if self.decoys is None else self.decoys.summary(),
+            "grafted": self.grafted,
+            "other_reading": None
+            if other is None
+            else {
+                "grafted": other.grafted,
+                "p_value": other.p.value,
+                "log10_p": other.p.log10,
+                "accuracy": other.scores[0].accuracy.value,
+                "wsr": other.wsr.value,
+            },
+            "n_probes": self.n_probes,
+            "n_tokens": self.n_tokens,
+        }
+
+
+def judge(
+    key: OwnerKey,
+    evidence: Evidence,
+    fed: Evidence | None = None,
+    criteria: Criteria | None = None,
+    notes: Sequence[str] = (),
+) -> PathVerdict:
+    """The verdict on recorded evidence, wherever it was recorded.
+
+    `fed` is the same behind the original's lower layers (`record_grafted`): a second statistic, so both are charged
+    for two, and the smaller p is the verdict. `notes` say what could not be done (`Examined.notes`).
+    """
+    settled = (criteria or Criteria()).of(key)
+    if fed is None:
+        return _judge(key, evidence, settled, notes)
+    twice = replace(settled, family=replace(settled.family, statistics=2 * settled.family.statistics))
+    plain, second = _judge(key, evidence, twice, notes), _judge(key, fed, twice, notes)
+    if second.p.log10 < plain.p.log10:
+        return replace(second, grafted=True, other=plain)
+    return replace(plain, other=replace(second, grafted=True))
+
+
+def _judge(key: OwnerKey, evidence: Evidence, criteria: Criteria, notes: Sequence[str]) -> PathVerdict:
+    clean = evidence.clean
+    scores = [
+        score_path(watermark, triggered, clean, gamma=criteria.gamma)
+        for watermark, triggered in zip(key.watermarks, evidence.triggered, strict=True)
+    ]
+    measured = evidence.measured(key)
+    aimed = [[m.aim(w.targets(m.layer)) for m in ms] for w, ms in zip(key.watermarks, measured, strict=True)]
+    results: tuple[ExactResult, ...]
+    if len(aimed) == 1:
+        single = exact_test(aimed[0])
+        p, floor, results = single.p, single.floor, (single,)
+    else:
+        combined = exact_test_many(aimed)
+        p, floor, results = combined.p, combined.floor, combined.results
+    corrected = bonferroni(p, criteria.family)
+    decoded = decode_id(key.watermarks[0], measured[0]) if corrected.value <= criteria.significance else None
+    reachable = criteria.deciding(floor)
+    return PathVerdict(
+        p=corrected,
+        p_floor=floor,
+        criteria=criteria,
+        undecided=None if reachable.value <= criteria.significance else UNREACHABLE.format(reachable),
+        notes=tuple(notes),
+        scores=tuple(scores),
+        id=None if decoded is None else decoded.id,
+        n_probes=len(clean.mask_BT),
+        n_tokens=clean.n_tokens,
+        alignment=evidence.alignment,
+        erased_layers=tuple(sorted({layer for result in results for layer in result.erased_layers})),
+        decoded=decoded,
+        decoys=_control(key, evidence),
+    )
+
+
+def _control(key: OwnerKey, evidence: Evidence) -> DecoyControl | None:
+    if not evidence.decoys:
+        return None
+    first = key.watermarks[0]
+    tested = [exact_test([m.aim(first.targets(m.layer)) for m in ms]).p for ms in evidence.measured_decoys(key)]
+    return DecoyControl(tuple(tested), len(evidence.decoys[0].mask_BT))

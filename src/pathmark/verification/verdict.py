@@ -1,0 +1,108 @@
+"""What every verdict is, whatever was examined: a p-value, who may rely on it, and one of three ends."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from pathmark.stats import PValue
+from pathmark.verification.claims import Anchor
+from pathmark.verification.criteria import Criteria
+
+Decision = Literal["marked", "not marked", "undecided"]
+_EXIT_CODES: Final[dict[Decision, int]] = {"marked": 0, "not marked": 1, "undecided": 2}
+_AS_JSON: Final[dict[Decision, bool | None]] = {"marked": True, "not marked": False, "undecided": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict(ABC):
+    """The core of `PathVerdict` (routing evidence) and `ReplyVerdict` (replies): same names, same JSON."""
+
+    p: PValue | None
+    """The owner's p-value, corrected for the family; None where nothing bounds chance."""
+    p_floor: PValue | None
+    """The smallest one that this key could have reached here."""
+    criteria: Criteria
+    """What it was judged by, with its anchor."""
+    undecided: str | None = None
+    """Why neither yes nor no can be said; None where it can."""
+    notes: tuple[str, ...] = ()
+    """What could not be done or looked odd, and why."""
+
+    @property
+    def anchor(self) -> Anchor:
+        """Whether a third party may take p at face value, and what it is charged otherwise."""
+        assert self.criteria.anchor is not None, "judges use Criteria.of(key)"
+        return self.criteria.anchor
+
+    @property
+    def p_third_party(self) -> PValue | None:
+        """What somebody may believe who does not know that the key was not ground."""
+        return None if self.p is None else self.anchor.p(self.p)
+
+    @property
+    def marked(self) -> bool:
+        """Whether the deciding p-value is at or below the level, and nothing takes the verdict away."""
+        deciding = self.p_third_party if self.criteria.strict else self.p
+        return self.undecided is None and deciding is not None and deciding.value <= self.criteria.significance
+
+    @property
+    def decision(self) -> Decision:
+        """One of three ends."""
+        return "undecided" if self.undecided is not None else "marked" if self.marked else "not marked"
+
+    @property
+    def exit_code(self) -> int:
+        """0 marked, 1 not marked, 2 undecided."""
+        return _EXIT_CODES[self.decision]
+
+    def words(self) -> str:
+        """One paragraph for people."""
+        if self.undecided is not None:
+            found = f"Undecided: {self.undecided}. Seen"
+        elif self.marked:
+            found = "The mark is there"
+        elif self.p is not None and self.p.value <= self.criteria.significance:
+            found = "A third party need not believe that the mark is there"
+        else:
+            found = "No mark was found"
+        if self.p is None:
+            return f"{found}: free-text marks, for which nothing bounds chance, {self._seen()}."
+        charged = "" if self.anchor.anchored else f", charged {self.anchor.charge_bits} bits"
+        return (
+            f"{found}: p = {self.p} at level {self.criteria.significance:g} (smallest possible {self.p_floor}; "
+            f"{self.criteria.family}), {self._seen()}. A third party reads {self.p_third_party}{charged}: "
+            f"{self.anchor.reason}."
+        )
+
+    @abstractmethod
+    def _seen(self) -> str:
+        """What was measured, and on how much, as part of a sentence."""
+
+    def weaknesses(self) -> list[str]:
+        """What would weaken this verdict, in words."""
+        found = list(self.notes)
+        if not self.anchor.anchored:
+            found.append(f"for a third party the key is not anchored: {self.anchor.reason}")
+        return [*found, "suspects, keys or texts that were tried and are not counted in the family"]
+
+    def summary(self) -> dict[str, Any]:
+        """JSON object; `core` in verify.schema.json and blackbox.schema.json. Each kind adds its own keys."""
+        third = self.p_third_party
+        return {
+            "verdict": self.decision,
+            "marked": _AS_JSON[self.decision],
+            "undecided": self.undecided,
+            "p_value": None if self.p is None else self.p.value,
+            "log10_p": None if self.p is None else self.p.log10,
+            "p_floor": None if self.p_floor is None else self.p_floor.value,
+            "p_third_party": None if third is None else third.value,
+            "anchored": self.anchor.anchored,
+            "anchor": {"reason": self.anchor.reason, "charge_bits": self.anchor.charge_bits},
+            "strict": self.criteria.strict,
+            "significance": self.criteria.significance,
+            "family": self.criteria.family.summary(),
+            "words": self.words(),
+            "weaknesses": self.weaknesses(),
+        }
