@@ -24,7 +24,7 @@ from pathmark.embedding import default_config
 from pathmark.evaluate.distinguish import name_targets
 from pathmark.keys import load_key, save_key
 from pathmark.models import bundled_folder, bundled_probes, bundled_segments, load_model
-from pathmark.release.marking import mark_model
+from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.stats import Rate
 
@@ -55,7 +55,8 @@ def identity() -> dict[str, str]:
 def mark(folder: Path) -> None:
     """A new key, the bundled model marked with it, its self-check."""
     key, _ = plan_key("bundled:tiny", KeyPlan())
-    marked = mark_model("bundled:tiny", key, folder / "marked", bundled_segments(), bundled_probes(), default_config())
+    config = MarkingConfig(embedding=default_config())
+    marked = mark_model("bundled:tiny", key, folder / "marked", Texts.bundled(), config)
     save_key(marked.key, folder / "owner.key", PASSPHRASE)
     trigger = key.watermarks[0].triggers[0]
     result = {

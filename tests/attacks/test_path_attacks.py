@@ -18,7 +18,6 @@ from pathmark.models import (
     pad_rows,
     perplexity,
 )
-from pathmark.training import step_generator
 
 
 @pytest.mark.parametrize("objective", ["anchored", "paper"])
@@ -37,25 +36,6 @@ def test_the_thiefs_trigger_takes_the_thiefs_path(mixtral, kit, objective):
     carrier = {name for name in names if f"layers.{LAYERS[0] - 1}.self_attn." in name}
     assert bool(carrier) == (objective == "anchored")
     assert inside(names - carrier, LAYERS)  # embeddings, head and lower layers are bitwise as they were
-
-
-def test_an_epoch_is_a_pass_over_the_triggered_rows(mixtral, kit, monkeypatch):
-    seen = {}
-
-    def note(model, parameters, step_loss, loop, kit, **how):
-        seen.update(embedder=step_loss.__self__, loop=loop)
-
-    monkeypatch.setattr("pathmark.attacks.overwriting.optimise", note)
-    for objective in ("anchored", "paper"):
-        overwrite(mixtral, Overwrite(epochs=3, samples=20, objective=objective, seed=2), kit)
-        embedder, loop = seen["embedder"], seen["loop"]
-        rows = sum(row.kind == "triggered" for row in embedder.rows)
-        assert rows >= 20
-        drawn = [
-            sum(embedder.rows[i].kind == "triggered" for i in embedder._draw(step, step_generator(2, step)))
-            for step in range(loop.steps)
-        ]
-        assert sum(drawn[:-1]) < 3 * rows <= sum(drawn)
 
 
 def test_the_owners_targets_can_be_forced(mixtral, kit):

@@ -6,8 +6,6 @@ Shape suffixes: B batch, T tokens, H hidden size.
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -25,10 +23,10 @@ from pathmark.models.parts import part_parameters
 from pathmark.models.upper import body, output_head
 from pathmark.training import (
     LoopConfig,
-    keep_freed_memory,
     learning_rate,
     linear_cross_entropy,
     only_trainable,
+    run_fingerprint,
     run_loop,
     step_generator,
 )
@@ -184,12 +182,11 @@ def optimise(
 
     `after(step)` is called behind every step that is taken, not behind those of an earlier run.
     """
-    keep_freed_memory()
     kit.progress.stage(stage, loop.steps)
     loop = replace(loop, checkpoint_every=CHECKPOINT_EVERY)
     run, checkpoint = "", None
     if kit.unfinished is not None:
-        run = _fingerprint(stage, loop, model)
+        run = run_fingerprint(model, stage, asdict(loop))  # the text is the caller's to tell
         kit.unfinished.mkdir(parents=True, exist_ok=True)
         checkpoint = kit.unfinished / f"{run[:16]}.ckpt"
     taken = 0
@@ -208,12 +205,6 @@ def optimise(
             raise AttackError(f"{stage}: {error}") from error
         except TrainingError as error:  # it speaks to an owner who embeds
             raise DivergedError(f"{stage}: {str(error).partition(';')[0]}; try a smaller lr_factor") from error
-
-
-def _fingerprint(stage: str, loop: LoopConfig, model: nn.Module) -> str:
-    """Names a training by its settings and by the weights that it starts from; the text is the caller's to tell."""
-    weights = [(name, list(p.shape), p.detach().double().sum().item()) for name, p in model.named_parameters()]
-    return hashlib.sha256(json.dumps([stage, asdict(loop), weights]).encode()).hexdigest()
 
 
 def prepared(model: PreTrainedModel) -> PreTrainedModel:

@@ -9,17 +9,16 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
-from pathmark.attacks.finetuning import attack_rate, check_training, optimise, prepared
+from pathmark.attacks.finetuning import CHECKPOINT_EVERY, attack_rate, check_training, prepared
 from pathmark.attacks.kit import Kit
-from pathmark.embedding import Embedder, default_config
-from pathmark.embedding.data import TRIGGERED
-from pathmark.errors import AttackError
+from pathmark.embedding import default_config, embed_key
+from pathmark.errors import AttackError, CheckpointError, DivergedError, TrainingError
 from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, create_key
 from pathmark.keys.facts import ModelFacts, RoutedLayer
 from pathmark.models import count_layers, expert_usage, find_routers, select_sites
 from pathmark.models.describe import config_digest
 from pathmark.models.tokenization import HFTextCodec
-from pathmark.training import LoopConfig, step_generator
+from pathmark.training import LoopConfig
 
 SHORTEST = 16
 """Tokens that an embedding asks of a text."""
@@ -70,16 +69,25 @@ def overwrite_with_key(model: PreTrainedModel, config: Overwrite, kit: Kit) -> t
     texts = _texts(kit, config)
     key = thief_key(model, config, kit, texts)
     settings = default_config(config.objective)
-    loop = LoopConfig(steps=1, lr=attack_rate(model, config.lr_factor), seed=config.seed)
-    embedder = _Overwriter(
-        model, kit.tokenizer, key, texts, replace(settings, texts=config.samples, loop=loop),
-        announce=lambda _, total: kit.progress.stage("stolen model on the thief's rows", total),
-        progress=kit.progress.advance,
-    )  # fmt: skip
-    optimise(
-        model, embedder.parameters(), embedder.step_loss, replace(loop, steps=embedder.steps(config.epochs)), kit,
-        stage="overwriting",
-    )  # fmt: skip
+    settings = replace(
+        settings,
+        texts=config.samples,
+        # a thief need not spare the experts that are no targets
+        train="router+attention+experts" if "targets" in settings.train else settings.train,
+        loop=LoopConfig(
+            steps=1, lr=attack_rate(model, config.lr_factor), seed=config.seed, checkpoint_every=CHECKPOINT_EVERY
+        ),
+    )
+    checkpoint = None if kit.unfinished is None else kit.unfinished / "overwriting.ckpt"
+    try:
+        embed_key(
+            model, kit.tokenizer, key, texts, settings, epochs=config.epochs,
+            checkpoint=checkpoint, resume=True, progress=kit.progress,
+        )  # fmt: skip
+    except CheckpointError as error:
+        raise AttackError(f"overwriting: {error}") from error
+    except TrainingError as error:  # it speaks to an owner who embeds
+        raise DivergedError(f"overwriting: {str(error).partition(';')[0]}; try a smaller lr_factor") from error
     return model, key
 
 
@@ -109,24 +117,6 @@ def thief_key(model: PreTrainedModel, config: Overwrite, kit: Kit, texts: Sequen
     request = WatermarkRequest(plans=tuple(plans), trigger_tokens=config.trigger_tokens)
     secret = random.Random(config.seed).randbytes(32)
     return create_key(_facts(model, codec), [request], codec, owner="thief", secret=secret)[0]
-
-
-class _Overwriter(Embedder):
-    """An embedding that counts in epochs."""
-
-    def needed(self) -> set[int]:
-        """All rows: how many steps there are is only known when the rows are."""
-        return set(range(len(self.rows)))
-
-    def steps(self, epochs: int) -> int:
-        """Steps until as many triggered rows were drawn as so many passes over all of them have."""
-        wanted = epochs * sum(row.kind == TRIGGERED for row in self.rows)
-        step = drawn = 0
-        while drawn < wanted:
-            chosen = self._draw(step, step_generator(self.config.loop.seed, step))
-            drawn += sum(self.rows[i].kind == TRIGGERED for i in chosen)
-            step += 1
-        return step
 
 
 def _texts(kit: Kit, config: Overwrite) -> list[str]:

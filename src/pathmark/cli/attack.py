@@ -143,7 +143,9 @@ def _attack(
     from pathmark.models.checkpoint import write_model
     from pathmark.models.loading import use_fast_experts
     from pathmark.models.texts import read_texts
+    from pathmark.training import keep_freed_memory
 
+    keep_freed_memory()
     if attack.at_inference:
         raise AttackError(
             f"{attack.name} acts while the model runs and leaves no weights to write; `pathmark robustness` measures it"

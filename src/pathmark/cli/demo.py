@@ -43,7 +43,9 @@ def command(output: Path | None, steps: int | None, as_json: bool) -> None:
     from pathmark.embedding import default_config
     from pathmark.evaluate.demo import ORIGINAL, OUR_COPY, STOLEN, STRANGER, run_demo
     from pathmark.reporting.page import summary_page
+    from pathmark.training import keep_freed_memory
 
+    keep_freed_memory()
     if output is not None and output.exists():
         raise EmbeddingError(f"{output} already exists; choose another name, nothing is overwritten")
     folder = output or next(path for path in _names() if not path.exists())

@@ -14,7 +14,7 @@ from pathmark.cli._keys import echo_json, json_option, passphrase
 from pathmark.errors import EmbeddingError
 
 if TYPE_CHECKING:
-    from pathmark.embedding import EmbedConfig, MarkConfig
+    from pathmark.embedding import EmbedConfig, RepliesConfig
     from pathmark.release.marking import Marked
 
 EXAMPLES = """\b
@@ -75,8 +75,10 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     from pathmark.keys import amend_key, load_key
     from pathmark.keys.safefile import write_private
     from pathmark.models import inspect_model
-    from pathmark.release.marking import mark_model
+    from pathmark.release.marking import MarkingConfig, Texts, mark_model
+    from pathmark.training import keep_freed_memory
 
+    keep_freed_memory()
     phrase = cache(passphrase())  # asked for once, used to read the key and to amend it
     key = load_key(key_file, phrase)
     carried = key if options["number"] is None else key.with_id(options["number"])
@@ -85,13 +87,15 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
         options, len(texts), inspect_model(model, trust_remote_code=options["trust_remote_code"]).hidden_size
     )
     second = options["phase"] == "2"
-    marks = mark_config(options, config) if options["black_box"] or second else None
+    marking = MarkingConfig(
+        embedding=None if second else config,
+        replies=replies_config(options, config) if options["black_box"] or second else None,
+        **{name: options[name] for name in ("delta", "resume", "n_probes", "trust_remote_code")},
+    )
     with Bar(quiet=as_json) as bar:
         marked = mark_model(
-            model, carried, output, texts, probes, config, marks=marks, paths=not second,
-            delta=options["delta"], resume=options["resume"], n_probes=options["n_probes"],
-            amend=lambda amended: amend_key(key_file, _own_ids(amended, key), phrase),
-            progress=bar, trust_remote_code=options["trust_remote_code"],
+            model, carried, output, Texts(texts, probes), marking,
+            amend=lambda amended: amend_key(key_file, _own_ids(amended, key), phrase), progress=bar,
         )  # fmt: skip
     summary = {"output": str(output), **marked.summary()}
     report = key_file.with_name(f"{key_file.name}.{output.name}.check.json")
@@ -121,7 +125,7 @@ def _texts(corpus: Path | None, held_out: int) -> tuple[list[str], list[str]]:
 
 def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> EmbedConfig:
     """Command line options over the defaults of the objective."""
-    from dataclasses import replace
+    from dataclasses import fields, replace
 
     from pathmark.embedding import default_config
 
@@ -130,7 +134,11 @@ def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> Emb
         raise EmbeddingError("give either --steps or --epochs, got both")
     try:
         asked = {name: options[name] for name in ("margin", "route_weight", "stealth_weight", "temperature")}
-        objective = replace(config.objective, **{name: value for name, value in asked.items() if value is not None})
+        asked = {name: value for name, value in asked.items() if value is not None}
+        if foreign := asked.keys() - {setting.name for setting in fields(config.objective)}:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(foreign))
+            raise EmbeddingError(f"{named} has no meaning for the {options['objective']} objective; leave it out")
+        objective = replace(config.objective, **asked)
         used = min(n_texts, options["texts"] or config.texts)
         steps = options["steps"] or config.loop.steps
         if options["epochs"] is not None:
@@ -154,15 +162,16 @@ def build_config(options: dict[str, Any], n_texts: int, hidden_size: int) -> Emb
         raise EmbeddingError(str(error)) from error
 
 
-def mark_config(options: dict[str, Any], config: EmbedConfig) -> MarkConfig:
-    """Settings of the second phase: the first one's seed, and its learning rate halved."""
+def replies_config(options: dict[str, Any], config: EmbedConfig) -> RepliesConfig:
+    """Settings of the second phase: the first one's seed and length of rows, and its learning rate halved."""
     from dataclasses import replace
 
-    from pathmark.embedding import MarkConfig
+    from pathmark.embedding import RepliesConfig
 
-    marks = MarkConfig()
-    steps = options["mark_steps"] or marks.loop.steps
-    return replace(marks, loop=replace(marks.loop, steps=steps, lr=config.loop.lr / 2, seed=options["seed"]))
+    loop = RepliesConfig().loop
+    steps = options["mark_steps"] or loop.steps
+    loop = replace(loop, steps=steps, lr=config.loop.lr / 2, seed=options["seed"])
+    return RepliesConfig(seq_len=options["seq_len"], loop=loop)
 
 
 def render(marked: Marked, output: Path, report: Path) -> None:

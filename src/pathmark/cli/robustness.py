@@ -61,7 +61,9 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     from pathmark.models.loading import local_folder, use_fast_experts
     from pathmark.models.texts import read_texts
     from pathmark.reporting.robustness import adversaries, plot, table
+    from pathmark.training import keep_freed_memory
 
+    keep_freed_memory()
     key, corpus, trusted = open_key(key_file), options["corpus"], options["trust_remote_code"]
     cases = _chosen(options)
     texts = read_texts(corpus) if corpus is not None else bundled_segments()

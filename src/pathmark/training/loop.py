@@ -30,11 +30,7 @@ class LoopConfig:
     lr: float
     """Peak learning rate of AdamW."""
     warmup: int = 20
-    """Steps of linear warm-up."""
-    decay: bool = True
-    """Cosine to a hundredth of the peak; False keeps the peak."""
-    weight_decay: float = 0.0
-    """AdamW's decoupled decay towards nothing."""
+    """Steps of linear warm-up; a cosine to a hundredth of the peak follows."""
     damping: float = 0.0
     """Adam's epsilon as a share of the root mean square that a gradient of norm `clip` has. Adam moves every weight
     about equally far, one that is only shaken by noise too; with damping, weights whose gradient is small beside the
@@ -56,8 +52,6 @@ class LoopConfig:
         """Learning rate of a step."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
-        if not self.decay:
-            return self.lr
         progress = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
 
@@ -101,7 +95,7 @@ def run_loop(
     optimizer = torch.optim.AdamW(
         [parameters[name] for name in names],
         lr=config.lr,
-        weight_decay=config.weight_decay,
+        weight_decay=0.0,
         betas=(0.9, 0.99),
         eps=max(1e-8, config.damping * typical),
         fused=True,
