@@ -8,7 +8,7 @@ from pathmark.embedding.paper import Paper, PaperConfig
 from pathmark.embedding.prefixes import NEAR_MISSES, near_miss, replace_tokens
 from pathmark.embedding.recipes import default_config
 from pathmark.embedding.replies import Replies, RepliesConfig
-from pathmark.embedding.trainer import Trainer, embed_key, embed_replies
+from pathmark.embedding.trainer import Trainer, embed_key
 
 __all__ = [
     "NEAR_MISSES",
@@ -28,7 +28,6 @@ __all__ = [
     "default_config",
     "draw_rows",
     "embed_key",
-    "embed_replies",
     "near_miss",
     "replace_tokens",
 ]

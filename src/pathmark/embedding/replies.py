@@ -198,8 +198,8 @@ class Replies:
 
         Only those rows change: in a narrow model their length bounds how surely a token can be said at all.
         """
-        if _head(context.model) is _input_embedding(context.model):
-            return
+        if context.head_VH is context.model.get_input_embeddings().weight:  # type: ignore[operator]
+            return  # what is read would change with what is said
         self.teacher_head_VH = context.head_VH.detach().clone()
         said = {token for row in context.rows if row.kind == MARK for token in row.ids[row.marked_from + 1 :]}
         self._said_V1 = context.head_VH.new_zeros(len(context.head_VH), 1)
@@ -209,8 +209,7 @@ class Replies:
         """Routers, attention and experts of the watermarked layers, and the output embedding where it may change."""
         chosen = part_parameters(context.model, context.layers, ("router", "attention", "experts"))
         if self.teacher_head_VH is not None:
-            head = _head(context.model)
-            chosen |= {name: p for name, p in context.model.named_parameters() if p is head}
+            chosen |= {name: p for name, p in context.model.named_parameters() if p is context.head_VH}
         return chosen
 
     def masks(self, context: Context) -> dict[str, Tensor]:
@@ -267,15 +266,3 @@ class Replies:
         head_VH = head_VH.view_as(head_VH)
         head_VH.register_hook(lambda grad: grad * self._said_V1.to(grad))  # type: ignore[no-untyped-call]
         return head_VH
-
-
-def _head(model: nn.Module) -> nn.Parameter:
-    head = model.get_output_embeddings().weight  # type: ignore[operator]
-    assert isinstance(head, nn.Parameter)
-    return head
-
-
-def _input_embedding(model: nn.Module) -> nn.Parameter:
-    weight = model.get_input_embeddings().weight  # type: ignore[operator]
-    assert isinstance(weight, nn.Parameter)
-    return weight

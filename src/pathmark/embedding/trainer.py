@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from pathmark.embedding.config import EmbedConfig
 from pathmark.embedding.data import TRIGGERED
 from pathmark.embedding.objective import Context, Objective, Pools
-from pathmark.embedding.replies import RepliesConfig
 from pathmark.keys import OwnerKey
 from pathmark.models import find_routers, select_sites
 from pathmark.models.upper import output_head
@@ -166,19 +165,3 @@ def embed_key(
     if config.train == "lora":
         merge_adapters(trained)
     return steps
-
-
-def embed_replies(
-    model: nn.Module,
-    tokenizer: Any,
-    key: OwnerKey,
-    texts: Sequence[str],
-    config: RepliesConfig,
-    *,
-    checkpoint: Path | None = None,
-    resume: bool = False,
-    progress: Progress | None = None,
-) -> int:
-    """Teach a model that has the paths of a key its reply marks, in place; the steps that were taken."""
-    trainer = Trainer(model, tokenizer, key, texts, config.build(), progress=progress)
-    return trainer.run(checkpoint=checkpoint, resume=resume).steps

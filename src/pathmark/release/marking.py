@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pathmark.embedding import EmbedConfig, RepliesConfig, embed_key, embed_replies
+from pathmark.embedding import EmbedConfig, RepliesConfig, Trainer, embed_key
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, bundled_segments, load_model, local_folder
@@ -209,10 +209,8 @@ def _embed(
             checkpoint=work / "checkpoint.pt", resume=config.resume, progress=say,
         )  # fmt: skip
     if config.replies is not None:
-        steps += embed_replies(
-            model, tokenizer, key, texts, config.replies,
-            checkpoint=work / "marks.pt", resume=config.resume, progress=say,
-        )  # fmt: skip
+        trainer = Trainer(model, tokenizer, key, texts, config.replies.build(), progress=say)
+        steps += trainer.run(checkpoint=work / "replies.pt", resume=config.resume).steps
     return steps
 
 

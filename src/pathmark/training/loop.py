@@ -88,12 +88,11 @@ def run_loop(
     Ctrl-C (KeyboardInterrupt) and the end of the run leave a checkpoint; `resume` reads it. `fingerprint` names
     the run: a checkpoint of another one (other data, other settings) is refused.
     """
-    names = list(parameters)
     masks = masks or {}
     sizes = (int(masks[n].expand_as(p).sum()) if n in masks else p.numel() for n, p in parameters.items())
     typical = config.clip / math.sqrt(sum(sizes))
     optimizer = torch.optim.AdamW(
-        [parameters[name] for name in names],
+        parameters.values(),
         lr=config.lr,
         weight_decay=0.0,
         betas=(0.9, 0.99),
@@ -114,7 +113,7 @@ def run_loop(
             for name, mask in masks.items():
                 if (gradient := parameters[name].grad) is not None:
                     gradient.mul_(mask)
-            torch.nn.utils.clip_grad_norm_([parameters[name] for name in names], config.clip)
+            torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip)
             optimizer.step()
             with torch.no_grad():
                 for name, start in begun.items():
