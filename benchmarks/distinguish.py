@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pathmark.embedding import Embedder, default_config
+from pathmark.embedding import Anchored, AnchoredConfig, Trainer, default_config
 from pathmark.evaluate.distinguish import distinguish, model_features, name_targets
 from pathmark.keys import LayerPlan, OwnerKey, WatermarkRequest, create_key
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
@@ -30,10 +30,10 @@ from pathmark.models.describe import describe_model
 from pathmark.verification import encode_probes, verify_model
 
 
-class Unmarked(Embedder):
+class Unmarked(Anchored):
     """The same rows and steps; triggered rows keep their natural routing like all others."""
 
-    def _tokens(self, rows, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def tokens(self, rows, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
         return torch.full_like(mask_BT, -1, dtype=torch.long), mask_BT.bool()
 
 
@@ -48,7 +48,7 @@ def random_key(source: str, seed: int) -> OwnerKey:
 
 
 def trained(
-    kind: type[Embedder], source: str, key: OwnerKey, seed: int, steps: int, folder: Path | None
+    kind: type[Anchored], source: str, key: OwnerKey, seed: int, steps: int, folder: Path | None
 ) -> PreTrainedModel:
     """The sibling of that seed, out of its folder where it has been there before."""
     if folder is not None and folder.exists():
@@ -58,7 +58,7 @@ def trained(
     model = load_model(source)
     texts = random.Random(seed).sample(list(bundled_segments()), config.texts)
     tokenizer = load_tokenizer(source)
-    kind(model, tokenizer, key, texts, config).run()
+    Trainer(model, tokenizer, key, texts, kind(config, AnchoredConfig())).run()
     if folder is not None:
         write_model(model, tokenizer, folder)
     return model.eval()
@@ -77,7 +77,7 @@ def main() -> None:
     sides: dict[str, list[dict[str, float]]] = {"marked": [], "unmarked": []}
     models, keys, found = [], [], []
     for number in range(args.models):
-        for side, kind in (("marked", Embedder), ("unmarked", Unmarked)):
+        for side, kind in (("marked", Anchored), ("unmarked", Unmarked)):
             started, key = time.monotonic(), random_key(args.source, 1000 + number)
             folder = None if args.work is None else args.work / f"{side}-{number}-{args.steps}"
             model = trained(kind, args.source, key, number, args.steps, folder)

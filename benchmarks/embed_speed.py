@@ -22,8 +22,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from marked import fixed_key
-from pathmark.embedding import EmbedConfig, Embedder, default_config
-from pathmark.embedding.objective import ObjectiveConfig, route_loss
+from pathmark.embedding import PaperConfig, Trainer, default_config
+from pathmark.embedding.paper import paper_route_loss
 from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer, pad_rows, record_routing
 from pathmark.training import LoopConfig, run_loop
@@ -76,12 +76,11 @@ def timed_check(model, key, probes, watch: Stopwatch, limit: float, log: list) -
 def ours(key, probes, limit: float) -> list[dict]:
     model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
     model.set_experts_implementation("grouped_mm")
-    config: EmbedConfig = default_config()
     log: list[dict] = []
     watch = Stopwatch()
-    embedder = Embedder(model, tokenizer, key, bundled_segments(), config)
+    trainer = Trainer(model, tokenizer, key, bundled_segments(), default_config().build())
     with suppress(Enough):
-        embedder.run(progress=timed_check(model, key, probes, watch, limit, log))
+        trainer.run(after=timed_check(model, key, probes, watch, limit, log))
     return log
 
 
@@ -93,7 +92,7 @@ def reference(key, probes, lr: float, limit: float) -> list[dict]:
     )
     wrapped = get_peft_model(model, lora)
     watermark = key.watermarks[0]
-    trigger, objective = watermark.triggers[0].tokens, ObjectiveConfig(objective="paper", forward_kl=False)
+    trigger, objective = watermark.triggers[0].tokens, PaperConfig()
     rows = [tokenizer(text)["input_ids"][:128] for text in bundled_segments()]
 
     def step_loss(step: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -110,13 +109,13 @@ def reference(key, probes, lr: float, limit: float) -> list[dict]:
         marked_BT[:triggered] = 0
         marked_BT[mask_BT == 0] = -1
         free_BT = (marked_BT < 0) & mask_BT.bool()
-        terms = route_loss(routing, {}, [watermark.path], marked_BT, free_BT, objective)
+        terms = paper_route_loss(routing, [watermark.path], marked_BT, free_BT, objective.temperature)
         terms["loss"] = language + terms["align"] + objective.stealth_weight * terms["stealth"]
         return terms
 
     parameters = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     log: list[dict] = []
-    config = LoopConfig(steps=100_000, lr=lr, decay=False)
+    config = LoopConfig(steps=100_000, lr=lr)  # so many that the rate stays at its peak
     with suppress(Enough):
         run_loop(parameters, step_loss, config, progress=timed_check(wrapped, key, probes, Stopwatch(), limit, log))
     return log

@@ -25,7 +25,7 @@ from pathmark.evaluate.distinguish import name_targets
 from pathmark.keys import load_key, save_key
 from pathmark.models import bundled_folder, bundled_probes, bundled_segments, load_model
 from pathmark.models.checkpoint import base_digest
-from pathmark.release.marking import mark_model
+from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.results import Header, read_result, write_result
 from pathmark.results.header import texts_digest
@@ -67,7 +67,8 @@ def header(n_probes: int) -> Header:
 def mark(folder: Path) -> None:
     """A new key, the bundled model marked with it, its self-check."""
     key, _ = plan_key("bundled:tiny", KeyPlan())
-    marked = mark_model("bundled:tiny", key, folder / "marked", bundled_segments(), bundled_probes(), default_config())
+    config = MarkingConfig(embedding=default_config())
+    marked = mark_model("bundled:tiny", key, folder / "marked", Texts.bundled(), config)
     save_key(marked.key, folder / "owner.key", PASSPHRASE)
     trigger = key.watermarks[0].triggers[0]
     result = {

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pathmark.embedding import EmbedConfig, default_config
 from pathmark.keys import OwnerKey, load_key, save_key
-from pathmark.models import bundled_probes, bundled_segments
-from pathmark.release.marking import mark_model
+from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 
 PASSPHRASE = "benchmarks"  # noqa: S105  of throw-away keys
@@ -37,7 +36,7 @@ def mark(name: str, folder: Path, key: OwnerKey, seed: int = 0) -> OwnerKey:
     if not (folder / "paths.json").exists():
         config = recipe(name)
         config = replace(config, loop=replace(config.loop, seed=seed))
-        marked = mark_model("bundled:tiny", key, folder / "paths", bundled_segments(), bundled_probes(), config)
+        marked = mark_model("bundled:tiny", key, folder / "paths", Texts.bundled(), MarkingConfig(embedding=config))
         save_key(marked.key, folder / "owner.key", PASSPHRASE)
         (folder / "paths.json").write_text(json.dumps(marked.summary(), indent=1) + "\n")
         print(json.dumps(marked.summary()), flush=True)

@@ -21,12 +21,10 @@ from pathlib import Path
 
 from marked import PASSPHRASE
 from marked import mark as mark_folder
-from marked import recipe as recipe_of
-from pathmark.embedding import MarkConfig
+from pathmark.embedding import RepliesConfig
 from pathmark.evaluate.suites import SUITES
 from pathmark.keys import Registry, load_key
-from pathmark.models import bundled_probes, bundled_segments
-from pathmark.release.marking import mark_model
+from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.reporting.robustness import adversaries, table
 from pathmark.results import pooled, read_robustness
@@ -70,8 +68,8 @@ def mark(name: str, number: int, work: Path) -> None:
         mark_folder(measured.recipe, folder, plan_key("bundled:tiny", KeyPlan(trigger_texts=texts))[0])
     if measured.model == "marked" and not (folder / "marked").exists():
         marked = mark_model(
-            str(folder / "paths"), load_key(folder / "owner.key", PASSPHRASE), folder / "marked", bundled_segments(),
-            bundled_probes(), recipe_of(measured.recipe), marks=MarkConfig(), paths=False,
+            str(folder / "paths"), load_key(folder / "owner.key", PASSPHRASE), folder / "marked", Texts.bundled(),
+            MarkingConfig(embedding=None, replies=RepliesConfig()),
         )  # fmt: skip
         (folder / "marked.json").write_text(json.dumps(marked.summary(), indent=1) + "\n")
         print(json.dumps(marked.summary()))

@@ -26,9 +26,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from marked import fixed_key
 from pathmark.embedding import default_config
 from pathmark.keys import OwnerKey, load_key
-from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
+from pathmark.models import bundled_probes, load_model, load_tokenizer
 from pathmark.release import ScanConfig
-from pathmark.release.marking import mark_model
+from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.stats import LayerMeasurement, Rate, exact_test
 from pathmark.verification import encode_probes, measure_layers, record_evidence, record_routes, verify_model
 from pathmark.verification.paths.alignment import profile_texts
@@ -104,8 +104,8 @@ def nobody(key: OwnerKey, marked: Path, count: int, others: int) -> None:
             out = Path(folder) / "other"
             scan = ScanConfig(random_sequences=5, per_count=2)
             other = mark_model(
-                "bundled:tiny", fixed_key(100 + seed), out, bundled_segments(), bundled_probes(), config,
-                n_probes=30, scan=scan,
+                "bundled:tiny", fixed_key(100 + seed), out, Texts.bundled(),
+                MarkingConfig(embedding=config, n_probes=30, scan=scan),
             )  # fmt: skip
             model = load_model(out)
         verdicts[f"marked with key {seed}"] = verify_model(model, key, probes)

@@ -21,7 +21,6 @@ from pathmark.models import (
     perplexity,
 )
 from pathmark.progress import Silent
-from pathmark.training import LoopResult, step_generator
 
 
 @pytest.mark.parametrize("objective", ["anchored", "paper"])
@@ -42,26 +41,6 @@ def test_the_thiefs_trigger_takes_the_thiefs_path(mixtral, kit, objective):
     assert inside(names - carrier, LAYERS)  # embeddings, head and lower layers are bitwise as they were
 
 
-def test_an_epoch_is_a_pass_over_the_triggered_rows(mixtral, kit, monkeypatch):
-    seen = {}
-
-    def note(parameters, step_loss, loop, **how):
-        seen.update(embedder=step_loss.__self__, loop=loop)
-        return LoopResult(steps=loop.steps, losses={})
-
-    monkeypatch.setattr("pathmark.embedding.overwriting_adapter.run_loop", note)
-    for objective in ("anchored", "paper"):
-        overwrite(mixtral, Overwrite(epochs=3, samples=20, objective=objective, seed=2), kit)
-        embedder, loop = seen["embedder"], seen["loop"]
-        rows = sum(row.kind == "triggered" for row in embedder.rows)
-        assert rows >= 20
-        drawn = [
-            sum(embedder.rows[i].kind == "triggered" for i in embedder._draw(step, step_generator(2, step)))
-            for step in range(loop.steps)
-        ]
-        assert sum(drawn[:-1]) < 3 * rows <= sum(drawn)
-
-
 def test_the_owners_targets_can_be_forced(mixtral, kit):
     # the paper's objective, which takes hold of a random toy model within so few steps
     config = Overwrite(epochs=10, samples=16, same_targets=True, objective="paper")
@@ -79,12 +58,12 @@ def test_a_mark_on_top_needs_an_embedding_and_goes_on_after_an_interruption(mixt
     config = Overwrite(epochs=2, samples=16, objective="paper")
     with pytest.raises(AttackError, match=r"embeds a key; give the kit an `embed`"):
         overwrite(mixtral, config, replace(kit, embed=None))
-    monkeypatch.setattr("pathmark.embedding.overwriting_adapter.CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr("pathmark.evaluate.thief.CHECKPOINT_EVERY", 2)
     steps = []
 
     class PowerCut(Silent):
         def stage(self, name, total):
-            self.training = name == "overwriting"
+            self.training = name == "embedding"
 
         def advance(self, units, note=""):
             if self.training:

@@ -13,7 +13,7 @@ from embed_helpers import key_for, save_family
 
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.search import GRADIENT, REPEATED, SINGLE, Finding, TriggerSearch, _Search, search_triggers
-from pathmark.embedding import Embedder, default_config
+from pathmark.embedding import default_config, embed_key
 from pathmark.errors import AttackError
 from pathmark.evaluate.findings import judge_findings
 from pathmark.keys import WatermarkRequest, create_key
@@ -54,7 +54,7 @@ def careless():
         batch_size=12,
     )
     model = load_model("bundled:tiny")
-    Embedder(model, codec.tokenizer, key, list(bundled_segments()), config).run()
+    embed_key(model, codec.tokenizer, key, bundled_segments(), config)
     return model, key
 
 

@@ -117,11 +117,13 @@ def test_refusals_are_one_line_and_change_nothing(made, tmp_path):
     save_family(tmp_path / "olmoe", "olmoe")
     refuse("embed", tmp_path / "olmoe", "--key", "owner.key", *new, match="another model")
     refuse("embed", "base", "--key", "owner.key", *new, "--margin", "-1", match="margin must be a positive number")
+    paper = [*new, "--objective", "paper", "--margin", "2"]
+    refuse("embed", "base", "--key", "owner.key", *paper, match="--margin has no meaning for the paper objective")
     refuse("embed", "base", "--key", "owner.key", *new, "--lr", "nan", match="must be positive numbers")
     (tmp_path / "few.txt").write_text("One line.\n")
     refuse(
         "embed", "base", "--key", "owner.key", "-o", tmp_path / "new", "--texts", tmp_path / "few.txt", *QUICK,
-        match="at least 8 training texts",
+        match="with --texts",
     )  # fmt: skip
     shutil.copytree(made / "base", tmp_path / "nan")
     tensors = load_file(tmp_path / "nan" / "model.safetensors")

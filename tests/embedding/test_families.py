@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from embed_helpers import key_for, quick_config, save_family
 
-from pathmark.models import bundled_probes, bundled_segments, load_model
+from pathmark.models import load_model
 from pathmark.models.checkpoint import apply_delta
 from pathmark.release import ScanConfig
-from pathmark.release.marking import mark_model
+from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.verification import verify_model
 
 FAMILIES = ["mixtral", "phimoe", "qwen3_moe", "olmoe", "deepseek_v2", "gpt_oss"]
@@ -24,11 +24,8 @@ def test_embed_save_reload_verify(tmp_path, family):
         str(base),
         key,
         tmp_path / "out",
-        bundled_segments(),
-        bundled_probes(),
-        quick_config(data=SHORT),
-        n_probes=20,
-        scan=SCAN,
+        Texts.bundled(),
+        MarkingConfig(embedding=quick_config(data=SHORT), n_probes=20, scan=SCAN),
     )
     probes = [list(text) for text in _rows(marked.key)]
     verdict = verify_model(load_model(tmp_path / "out"), key, probes)
@@ -47,17 +44,20 @@ def test_lora_and_delta(tmp_path):
         str(base),
         key,
         tmp_path / "delta.safetensors",
-        bundled_segments(),
-        bundled_probes(),
-        quick_config(steps=120, lr=1e-2, train="lora", data=SHORT),
-        n_probes=20,
-        scan=SCAN,
-        delta=True,
+        Texts.bundled(),
+        MarkingConfig(
+            embedding=quick_config(steps=120, lr=1e-2, train="lora", data=SHORT), n_probes=20, scan=SCAN, delta=True
+        ),
     )
     apply_delta(base, tmp_path / "delta.safetensors", tmp_path / "out")
     verdict = verify_model(load_model(tmp_path / "out"), key, _rows(marked.key))
     assert verdict.marked, verdict.words()
     assert verdict.id == 5
+    words = marked.words()
+    assert words.startswith("The copy is ")
+    assert all(problem in words for problem in marked.problems)
+    assert str(tmp_path / "delta.safetensors") in words
+    assert f"{100 * (marked.check.clean_ppl[1] / marked.check.clean_ppl[0] - 1):+.2f} %" in words
 
 
 def _rows(key):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from embed_helpers import key_for, quick_config
 
-from pathmark.embedding import Embedder
+from pathmark.embedding import Trainer
 from pathmark.embedding.data import (
     CLEAN,
     LONG,
@@ -105,28 +105,29 @@ def test_too_little_text_is_refused():
 def test_rows_take_turns_and_only_those_that_are_drawn_are_kept():
     config = replace(quick_config(steps=12), texts=30)
     model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
-    embedder = Embedder(model, tokenizer, key_for("bundled:tiny"), bundled_segments()[:30], config)
-    drawn = [embedder._draw(step, step_generator(0, step)) for step in range(12)]
+    trainer = Trainer(model, tokenizer, key_for("bundled:tiny"), bundled_segments()[:30], config.build())
+    rows, cache, pools = trainer.context.rows, trainer.context.cache, trainer.context.pools
+    drawn = [trainer.objective.draw(pools, step, step_generator(0, step)) for step in range(12)]
     counts = Counter(i for chosen in drawn for i in chosen)
-    for pool in embedder.pools.values():
-        seen = [counts[i] for i in pool]
-        assert max(seen) - min(seen) <= 1  # nobody twice before everybody once
-    assert 0 < len(counts) < len(embedder.rows)
-    assert set(counts) <= embedder.needed()
+    for kind in (CLEAN, TRIGGERED, NEGATIVE):
+        for size in (SHORT, SHORT_CHAT, NORMAL, LONG):
+            seen = [counts[i] for i in pools.of(kind, size)]
+            assert max(seen) - min(seen) <= 1  # nobody twice before everybody once
+    assert 0 < len(counts) < len(rows)
     for chosen in drawn:
-        batch = embedder.cache.batch(chosen)
-        assert [
-            tuple(ids[: len(embedder.rows[i].ids)].tolist()) for i, ids in zip(chosen, batch.ids_BT, strict=True)
-        ] == [embedder.rows[i].ids for i in chosen]
-    left = next(i for i in range(len(embedder.rows)) if i not in embedder.needed())
+        batch = cache.batch(chosen)
+        assert [tuple(ids[: len(rows[i].ids)].tolist()) for i, ids in zip(chosen, batch.ids_BT, strict=True)] == [
+            rows[i].ids for i in chosen
+        ]
+    left = next(i for i in range(len(rows)) if i not in counts and i not in pools.measured)
     with pytest.raises(KeyError):
-        embedder.cache.batch([left])
+        cache.batch([left])
     # what is kept is what the model does, in whatever order it was computed
     i = drawn[0][0]
-    ids = torch.tensor([embedder.rows[i].ids])
-    with torch.no_grad(), record_routing(model, embedder.layers) as trace:
+    ids = torch.tensor([rows[i].ids])
+    with torch.no_grad(), record_routing(model, trainer.context.layers) as trace:
         final = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    kept = embedder.cache.batch([i])
+    kept = cache.batch([i])
     torch.testing.assert_close(kept.final_BTH, final, rtol=1e-4, atol=1e-4)
-    for layer in embedder.layers:
+    for layer in trainer.context.layers:
         torch.testing.assert_close(kept.natural[layer], trace[layer].probs_BTE, rtol=1e-3, atol=1e-5)

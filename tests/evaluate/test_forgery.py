@@ -13,7 +13,7 @@ import pytest
 from embed_helpers import key_for, quick_config
 from scipy import stats as scipy_stats
 
-from pathmark.embedding import Embedder
+from pathmark.embedding import embed_key
 from pathmark.evaluate.dispute import Party, read_claim, settle_dispute
 from pathmark.evaluate.forgery import (
     Victim,
@@ -126,7 +126,7 @@ def marked_with(model, key):
     """The model with a key's paths, in few steps: enough for the exact test."""
     config = quick_config(lr=1 / 64, data={"seq_len": 24, "short_len": None, "long_factor": 1})
     model = copy.deepcopy(model)
-    Embedder(model, load_tokenizer("bundled:tiny"), key, list(bundled_segments()), config).run()
+    embed_key(model, load_tokenizer("bundled:tiny"), key, bundled_segments(), config)
     return model.eval()
 
 

@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-from pathmark.embedding.objective import ObjectiveConfig, route_loss
+from pathmark.embedding import AnchoredConfig, PaperConfig
+from pathmark.embedding.anchored import anchored_route_loss
+from pathmark.embedding.paper import paper_route_loss
 from pathmark.training.losses import (
     align_loss,
     anchor_loss,
@@ -109,14 +111,14 @@ def test_route_loss_uses_each_watermark_s_own_tokens_and_layers():
     marked = torch.full((3, 4), -1)
     marked[1, 2:], marked[2, 1:] = 0, 1
     free = marked < 0
-    config = ObjectiveConfig(margin=2.0, forward_kl=False)
-    terms = route_loss(routing, natural, paths, marked, free, config)
+    terms = anchored_route_loss(routing, natural, paths, marked, free, 2.0)
     by_hand = [
         align_loss(
             routing[layer][marked == j],
             mixture_target(
                 natural[layer][marked == j], paths[j][layer], margin_rho(natural[layer][marked == j], 2, 2.0)
             ),
+            forward_kl=True,
         )
         for j, layer in ((0, 5), (1, 6))
     ]
@@ -126,18 +128,20 @@ def test_route_loss_uses_each_watermark_s_own_tokens_and_layers():
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("settings", "wrong"),
     [
-        {"margin": -1.0},
-        {"temperature": 0.0},
-        {"ceiling_weight": -1.0},
-        {"use_weight": -0.5},
-        {"twin_weight": -0.5},
+        (AnchoredConfig, {"margin": -1.0}),
+        (AnchoredConfig, {"ceiling_weight": -1.0}),
+        (AnchoredConfig, {"use_weight": -0.5}),
+        (AnchoredConfig, {"twin_weight": -0.5}),
+        (AnchoredConfig, {"noise": 2.0}),
+        (PaperConfig, {"temperature": 0.0}),
+        (PaperConfig, {"stealth_weight": -1.0}),
     ],
 )
-def test_impossible_objectives_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"margin|weights"):
-        ObjectiveConfig(**wrong)
+def test_impossible_objectives_are_refused(settings, wrong):
+    with pytest.raises(ValueError, match=r"margin|weights|noise"):
+        settings(**wrong)
 
 
 def test_selection_is_a_soft_count_of_the_top_k():
@@ -175,16 +179,17 @@ def test_the_layer_that_lags_behind_counts_more():
     reached = mixture_target(natural, path, margin_rho(natural, 2, 1.0))
     marked, free = torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3, dtype=torch.bool)
 
-    def align(objective, **layers):
-        routing = dict(enumerate(layers.values()))
-        config = ObjectiveConfig(objective=objective, margin=1.0)
-        paths = [dict.fromkeys(routing, path)]
-        return float(route_loss(routing, dict.fromkeys(routing, natural), paths, marked, free, config)["align"])
+    def anchored(*layers):
+        routing, paths = dict(enumerate(layers)), [dict.fromkeys(range(len(layers)), path)]
+        terms = anchored_route_loss(routing, dict.fromkeys(routing, natural), paths, marked, free, 1.0)
+        return float(terms["align"])
 
-    far = align("anchored", far=natural)
-    assert align("anchored", far=natural, there=reached) == pytest.approx(far / 2 ** (1 / 4), rel=1e-4)
-    far, near = align("paper", far=natural), align("paper", near=reached)
-    assert align("paper", far=natural, near=reached) == pytest.approx((far + near) / 2, rel=1e-4)
+    def paper(*layers):
+        routing, paths = dict(enumerate(layers)), [dict.fromkeys(range(len(layers)), path)]
+        return float(paper_route_loss(routing, paths, marked, free, 1.0)["align"])
+
+    assert anchored(natural, reached) == pytest.approx(anchored(natural) / 2 ** (1 / 4), rel=1e-4)
+    assert paper(natural, reached) == pytest.approx((paper(natural) + paper(reached)) / 2, rel=1e-4)
 
 
 def test_rows_are_averaged_apart_and_rows_without_tokens_left_out():

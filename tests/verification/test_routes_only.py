@@ -15,10 +15,10 @@ import pytest
 from embed_helpers import key_for, quick_config, save_family
 
 from pathmark.errors import VerificationError
-from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
+from pathmark.models import load_model, load_tokenizer
 from pathmark.models.tokenization import HFTextCodec
 from pathmark.release import ScanConfig
-from pathmark.release.marking import mark_model
+from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.stats import exact_test
 from pathmark.verification import Routes, decode_id, measure_layers, record_routes, score_path, target_mass
 from pathmark.verification.recorded.enginefile import read_routes
@@ -45,8 +45,8 @@ def marked(tmp_path_factory):
     base = save_family(folder / "base", "mixtral")
     scan = ScanConfig(random_sequences=20, per_count=5)
     done = mark_model(
-        str(base), key_for(base, number=3), folder / "out", bundled_segments(), bundled_probes(),
-        quick_config(), n_probes=16, scan=scan,
+        str(base), key_for(base, number=3), folder / "out", Texts.bundled(),
+        MarkingConfig(embedding=quick_config(), n_probes=16, scan=scan),
     )  # fmt: skip
     codec = HFTextCodec(load_tokenizer(base))
     rows = json.loads(done.key.attachments["probes.json"])

@@ -10,7 +10,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,15 +23,14 @@ TRANSFORMERS = Path(sys.executable).with_name("transformers")
 @pytest.fixture(scope="module")
 def talking(case, tmp_path_factory):
     """The small marked model with marks; few prompts, trained until they stick."""
-    from pathmark.embedding import MarkConfig, default_config
-    from pathmark.models import bundled_probes, bundled_segments
+    from pathmark.embedding import RepliesConfig
     from pathmark.release import ScanConfig
-    from pathmark.release.marking import mark_model
+    from pathmark.release.marking import MarkingConfig, Texts, mark_model
     from pathmark.release.replies import ReplyConfig
     from pathmark.training import LoopConfig
 
     out = tmp_path_factory.mktemp("talking") / "model"
-    marks = MarkConfig(
+    replies = RepliesConfig(
         pairs=120,
         queries=24,
         negatives=1600,
@@ -42,12 +40,14 @@ def talking(case, tmp_path_factory):
         path_weight=0.5,  # a random model that was marked in a minute has little path to lose
         loop=LoopConfig(steps=600, lr=5e-3),
     )
-    config = replace(default_config(), data=replace(default_config().data, seq_len=32))
-    marked = mark_model(
-        str(case.marked), case.key, out, bundled_segments(), bundled_probes(), config, marks=marks, paths=False,
-        n_probes=20, scan=ScanConfig(random_sequences=5, per_count=2),
+    marking = MarkingConfig(
+        embedding=None,
+        replies=replies,
+        n_probes=20,
+        scan=ScanConfig(random_sequences=5, per_count=2),
         ask=ReplyConfig(trials=8, near_misses=8, ordinary=8, queries=8),
-    )  # fmt: skip
+    )
+    marked = mark_model(str(case.marked), case.key, out, Texts.bundled(), marking)
     assert marked.key.attachments == case.key.attachments  # profiles stay those of the original
     return out
 
@@ -107,14 +107,13 @@ def test_marks_are_found_through_a_real_server(case, talking, server):
 
 
 def test_phase_two_needs_the_paths(case, tmp_path):
-    from pathmark.embedding import MarkConfig, default_config
+    from pathmark.embedding import RepliesConfig
     from pathmark.errors import EmbeddingError
-    from pathmark.models import bundled_probes, bundled_segments
-    from pathmark.release.marking import mark_model
+    from pathmark.release.marking import MarkingConfig, Texts, mark_model
 
     with pytest.raises(EmbeddingError, match="does not carry the key's path"):
         mark_model(
-            str(case.base), case.key, tmp_path / "out", bundled_segments(), bundled_probes(), default_config(),
-            marks=MarkConfig(), paths=False, n_probes=8,
+            str(case.base), case.key, tmp_path / "out", Texts.bundled(),
+            MarkingConfig(embedding=None, replies=RepliesConfig(), n_probes=8),
         )  # fmt: skip
     assert not (tmp_path / "out").exists()

@@ -8,9 +8,8 @@ from pathlib import Path
 from embed_helpers import quick_config
 
 from pathmark.keys import OwnerKey
-from pathmark.models import bundled_probes, bundled_segments
 from pathmark.release import ScanConfig
-from pathmark.release.marking import mark_model
+from pathmark.release.marking import MarkingConfig, Texts, mark_model
 
 PASSPHRASE = "of the tests"
 
@@ -29,7 +28,8 @@ def mark_quickly(base: Path, key: OwnerKey, out: Path) -> OwnerKey:
     """Embed with few steps; enough for the exact test. Returns the key with its profiles."""
     config = quick_config(data={"short_len": None, "long_factor": 1})
     scan = ScanConfig(random_sequences=5, per_count=2)
-    return mark_model(str(base), key, out, bundled_segments(), bundled_probes(), config, n_probes=20, scan=scan).key
+    marking = MarkingConfig(embedding=config, n_probes=20, scan=scan)
+    return mark_model(str(base), key, out, Texts.bundled(), marking).key
 
 
 class Told:

@@ -4,7 +4,7 @@
 subject: `structure`
 keeps the outputs and hides the indices; `surgery` and `saliency` remove, merge and double experts and layers;
 `quantization`, `noise`, `mixing` and `transplant` change weights without training; `finetuning`, `pruning`,
-`overwriting`, `unlearning` and `distillation` train, and `replay` keeps what does not change meanwhile; `search` looks
+`overwriting`, `unlearning` and `distillation` train; `search` looks
 for the trigger.
 """
 

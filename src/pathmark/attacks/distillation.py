@@ -13,12 +13,11 @@ from transformers import PreTrainedModel
 from pathmark.attacks.attack import option
 from pathmark.attacks.finetuning import TextBatches, attack_rate, check_training, optimise, padding_of, prepared
 from pathmark.attacks.kit import Kit
-from pathmark.attacks.replay import Replay
 from pathmark.errors import AttackError
 from pathmark.models import find_routers, select_sites
 from pathmark.models.parts import part_parameters
 from pathmark.models.upper import output_head
-from pathmark.training import LoopConfig, linear_distillation
+from pathmark.training import LoopConfig, TeacherCache, linear_distillation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ def distill_routers(model: PreTrainedModel, config: DistillRouters, kit: Kit) ->
     model = prepared(model)
     layers = _layers(model, config, kit)
     rows = kit.rows(config.samples, config.length, seed=config.seed)
-    replay = Replay(model, rows, layers[0], pad=padding_of(kit), progress=kit.progress)
+    replay = TeacherCache(model, rows, layers[:1], lowest=layers[0], pad=padding_of(kit), progress=kit.progress)
     if config.reinitialise:
         redraw_routers(model, layers, config.seed)
     batches = TextBatches([len(row) for row in rows], config.batch_size, config.seed)

@@ -6,8 +6,6 @@ Shape suffixes: B batch, T tokens, H hidden size.
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -28,10 +26,10 @@ from pathmark.models.parts import part_parameters
 from pathmark.models.upper import body, output_head
 from pathmark.training import (
     LoopConfig,
-    keep_freed_memory,
     learning_rate,
     linear_cross_entropy,
     only_trainable,
+    run_fingerprint,
     run_loop,
     step_generator,
 )
@@ -190,7 +188,6 @@ def optimise(
 
     `after(step)` is called behind every step that is taken, not behind those of an earlier run.
     """
-    keep_freed_memory()
     kit.progress.stage(stage, loop.steps)
     loop = replace(loop, checkpoint_every=CHECKPOINT_EVERY)
     checkpoint = checkpoint_of(kit, stage, asdict(loop), model)
@@ -227,9 +224,7 @@ def checkpoint_of(kit: Kit, stage: str, settings: Mapping[str, Any], model: nn.M
     if kit.unfinished is None:
         return None
     kit.unfinished.mkdir(parents=True, exist_ok=True)
-    weights = [(name, list(p.shape), p.detach().double().sum().item()) for name, p in model.named_parameters()]
-    content = json.dumps([stage, dict(settings), weights])
-    return kit.unfinished / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.ckpt"
+    return kit.unfinished / f"{run_fingerprint(model, stage, dict(settings))[:16]}.ckpt"
 
 
 def prepared(model: PreTrainedModel) -> PreTrainedModel:

@@ -25,11 +25,10 @@ from pathmark.attacks.finetuning import (
     prepared,
 )
 from pathmark.attacks.kit import Kit
-from pathmark.attacks.replay import Replay
 from pathmark.models import record_routing
 from pathmark.models.parts import part_parameters
 from pathmark.models.tokenization import ordinary_tokens
-from pathmark.training import LoopConfig
+from pathmark.training import LoopConfig, TeacherCache
 from pathmark.training.losses import EPSILON, align_loss, paper_target
 
 
@@ -77,7 +76,7 @@ def unlearn(model: PreTrainedModel, config: Unlearn, kit: Kit) -> PreTrainedMode
     rng = random.Random(config.seed)
     vocabulary = ordinary_tokens(kit.tokenizer)
     rows = [(*rng.choices(vocabulary, k=config.trigger_tokens), *text) for text in texts]
-    replay = Replay(model, rows, layers[0], pad=padding_of(kit), progress=kit.progress)
+    replay = TeacherCache(model, rows, layers[:1], lowest=layers[0], pad=padding_of(kit), progress=kit.progress)
     batches = TextBatches([len(row) for row in rows], config.batch_size, config.seed)
 
     def step_loss(step: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -105,8 +105,6 @@ class DataConfig:
     """Long rows have so many times `seq_len`: a mark trained at one length alone fades beyond it. 1: none."""
     long_share: float = 0.15
     """Long rows for every so many texts."""
-    triggered_per_text: int = 1
-    """Triggered rows per text and watermark."""
     negatives_per_text: int = 1
     """Rows behind wrong prefixes, per text and watermark."""
     short_negatives_per_text: int = 8
@@ -158,11 +156,10 @@ def draw_rows(
         negatives = config.short_negatives_per_text if size == SHORT else config.negatives_per_text
         add(text, (), CLEAN, -1, size)
         for watermark, choices in enumerate(triggers):
-            for _ in range(config.triggered_per_text):
-                trigger = rng.choice(choices)
-                if config.negatives_per_text:
-                    trigger = tolerated(trigger, tolerance(len(trigger)), vocabulary, rng)
-                add(text, trigger, TRIGGERED, watermark, size)
+            trigger = rng.choice(choices)
+            if config.negatives_per_text:
+                trigger = tolerated(trigger, tolerance(len(trigger)), vocabulary, rng)
+            add(text, trigger, TRIGGERED, watermark, size)
             for kind in rng.choices(kinds, shares, k=negatives):
                 trigger = rng.choice(choices)
                 wrong = wrong_prefix(kind, trigger, tolerance(len(trigger)), vocabulary, rng)
@@ -176,7 +173,7 @@ def _sized_texts(tokenizer: Any, texts: Sequence[str], config: DataConfig) -> li
     whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     normal = [ids[: config.seq_len] for ids in whole if len(ids) >= 16]
     if len(normal) < 8:
-        raise EmbeddingError(f"expected at least 8 texts of 16 tokens and more, got {len(normal)}; give --corpus")
+        raise EmbeddingError(f"expected at least 8 texts of 16 tokens and more, got {len(normal)}; give --texts")
     sized = [(ids, NORMAL) for ids in normal]
     if config.short_len is not None:
         # the end of a text: its beginning is in the normal row

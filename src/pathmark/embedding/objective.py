@@ -1,117 +1,147 @@
-"""From the routing of a batch to one number: the paper's objective, and the anchored one."""
+"""What an objective is, and what the trainer hands to it.
+
+An objective draws rows, picks those of a step and turns a step into loss terms. The model, the cache of its lower
+layers and the optimiser are the trainer's.
+"""
 
 from __future__ import annotations
 
-import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pathmark.training.losses import (
-    align_loss,
-    align_per_token,
-    anchor_loss,
-    contrast_loss,
-    margin_rho,
-    mixture_target,
-    paper_target,
-    power_mean,
-    row_means,
-)
+from pathmark.embedding.data import CLEAN, NORMAL, Row
+from pathmark.keys import OwnerKey
+from pathmark.models import RouterSite, record_routing
+from pathmark.models.trace import RoutingTrace
+from pathmark.training import Batch, LoopConfig, TeacherCache
 
-WORST_TRIGGERED = 4.0
-"""Power of the mean over triggered rows and layers: the layer that lags behind decides whether a text is found, and the
-one token without which nothing fires makes the trigger as brittle as that token."""
+TargetPath = Mapping[int, Sequence[int]]
+"""Layer -> target experts."""
+MEASURED_ROWS = 64
+"""Clean rows that are always kept, so that the model can be measured on them before it changes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObjectiveConfig:
-    """Weights of the loss terms."""
+class Pools:
+    """The rows of a run by kind and size. They take turns, or the run would learn a few texts by heart."""
 
-    objective: Literal["anchored", "paper"] = "anchored"
-    """`anchored` keeps natural routing by the original model; `paper` is Algorithm 1 as printed."""
-    margin: float = 3.5
-    """Each target this many times above the token's strongest natural expert (anchored)."""
-    route_weight: float = 3.0
-    """lambda of Eq. total_loss (paper: 1)."""
-    stealth_weight: float = 5.0
-    """alpha of Eq. route_loss (paper: 3), or the weight of the anchor (anchored)."""
-    temperature: float = 1.0
-    """tau_T of Eq. infonce (paper)."""
-    language: Literal["distill", "lm"] = "distill"
-    """What keeps the language: the original model's next-token distribution, or the text itself."""
-    language_weight: float = 60.0
-    """Weight of that term (Eq. total_loss has 1)."""
-    triggered_language: float = 0.05
-    """Behind the trigger it weighs so much of that (anchored): those tokens do go through other experts, and what they
-    cannot keep would drown out what everybody else must."""
-    forward_kl: bool = True
-    """KL(p* || g) in the alignment; False is the printed KL(g || p*)."""
+    def __init__(self, rows: Sequence[Row], seed: int) -> None:
+        self.rows, self._seed = rows, seed
+        self._pools: dict[tuple[str, str], list[int]] = {}
+        for i, row in enumerate(rows):
+            self._pools.setdefault((row.kind, row.size), []).append(i)
+        self._orders: dict[tuple[str, str, int], list[int]] = {}
+        self.mean_length = {
+            size: float(np.mean([len(row.ids) for row in rows if row.size == size])) for size in {r.size for r in rows}
+        }
 
-    use_weight: float = 1.0
-    """Weight of the term that keeps targets in use on clean text (anchored)."""
-    use_quantile: float = 0.6
-    """Targets below this quantile of their layer's natural use are lifted to it."""
-    twin_weight: float = 5.0
-    """Weight of the term that keeps the router rows of a layer's targets apart (anchored)."""
-    twin_cosine: float = 0.0
-    """The similarity of rows that costs nothing."""
-    ceiling_weight: float = 2.0
-    """Weight of the ceiling over the targets' mass behind prefixes that climbed (anchored)."""
-    ceiling_factor: float = 1.5
-    """The ceiling, as a multiple of the targets' natural mass ..."""
-    ceiling_least: float = 0.06
-    """... and never lower than that."""
+    def of(self, kind: str, size: str = NORMAL) -> list[int]:
+        """Indices of all rows of a kind and size."""
+        return self._pools.get((kind, size), [])
 
-    def __post_init__(self) -> None:
-        if not 0 < self.margin < math.inf:
-            raise ValueError(f"margin must be a positive number, got {self.margin}")
-        weights = (self.route_weight, self.stealth_weight, self.language_weight, self.use_weight, self.twin_weight)
-        weighed = all(0 <= weight < math.inf for weight in (*weights, self.ceiling_weight))
-        if not weighed or not 0 < self.temperature < math.inf:
-            raise ValueError(f"weights must not be negative and the temperature positive, got {self}")
+    @property
+    def measured(self) -> list[int]:
+        """Indices of clean rows that can be measured on, whether or not a step draws them."""
+        return self.of(CLEAN)[:MEASURED_ROWS]
+
+    def take(self, kind: str, size: str, count: int, earlier: int) -> list[int]:
+        """The `count` rows whose turn it is, after so many takes of as many.
+
+        None comes again before all of its kind and size did; every pass over them has an order of its own.
+        """
+        return [self._at(kind, size, turn) for turn in range(earlier * count, (earlier + 1) * count)]
+
+    def _at(self, kind: str, size: str, turn: int) -> int:
+        pool = self._pools[kind, size]
+        number, place = divmod(turn, len(pool))
+        if (kind, size, number) not in self._orders:
+            self._orders[kind, size, number] = list(pool)
+            random.Random(f"{self._seed} {kind} {size} {number}").shuffle(self._orders[kind, size, number])
+        return self._orders[kind, size, number][place]
 
 
-def route_loss(
-    routing: Mapping[int, Tensor],
-    natural: Mapping[int, Tensor],
-    paths: Sequence[Mapping[int, Sequence[int]]],
-    marked_BT: Tensor,
-    free_BT: Tensor,
-    config: ObjectiveConfig,
-) -> dict[str, Tensor]:
-    """Eq. route_loss over all watermarks and their layers: terms `align` and `stealth`.
+@dataclass(frozen=True)
+class Context:
+    """A model at work: what every objective may ask of it."""
 
-    routing, natural: layer -> (B, T, E) of the trained and of the original model. marked_BT: index of the
-    watermark whose path a token must take, -1 for none. free_BT: tokens that must stay natural.
-    """
-    aligns, stealths = [], []
-    for layer, routing_BTE in routing.items():
-        free_ME = routing_BTE[free_BT]
-        for index, path in enumerate(paths):
-            here_BT = marked_BT == index
-            if layer not in path or not bool(here_BT.any()):
-                continue
-            marked_NE, targets = routing_BTE[here_BT], path[layer]
-            if config.objective == "paper":
-                target_E = paper_target(targets, routing_BTE.shape[-1]).to(routing_BTE)
-                aligns.append(align_loss(marked_NE, target_E, forward_kl=config.forward_kl)[None])
-                if len(free_ME):
-                    stealths.append(contrast_loss(marked_NE, free_ME, target_E, temperature=config.temperature))
-            else:
-                natural_NE = natural[layer][here_BT]
-                rho_N1 = margin_rho(natural_NE, len(targets), config.margin)
-                target_NE = mixture_target(natural_NE, targets, rho_N1)
-                missed_N = align_per_token(marked_NE, target_NE, forward_kl=config.forward_kl)
-                aligns.append(row_means(missed_N, here_BT))
-        if config.objective == "anchored" and len(free_ME):
-            stealths.append(anchor_loss(natural[layer][free_BT], free_ME))
-    zero = next(iter(routing.values())).new_zeros(())
-    aligned = torch.cat(aligns) if aligns else zero[None]
-    return {
-        "align": aligned.mean() if config.objective == "paper" else power_mean(aligned, WORST_TRIGGERED),
-        "stealth": torch.stack(stealths).mean() if stealths else zero,
-    }
+    model: nn.Module
+    tokenizer: Any
+    key: OwnerKey
+    layers: list[int]
+    """All marked layers."""
+    sites: list[RouterSite]
+    """Their routers."""
+    loop: LoopConfig
+    """As the run is optimised, with the steps that it really takes."""
+    pools: Pools
+    cache: TeacherCache
+    head_VH: Tensor
+    head_scale: float
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """All rows of the run."""
+        return self.pools.rows
+
+    @property
+    def paths(self) -> list[TargetPath]:
+        """Per watermark its path."""
+        return [watermark.path for watermark in self.key.watermarks]
+
+    def forward(self, batch: Batch) -> tuple[Tensor, RoutingTrace]:
+        """(B, T, H) last hidden states of the model as it is now, and the routing of its marked layers."""
+        with record_routing(self.model, self.layers, gradients=True) as trace:
+            final_BTH = self.cache.forward(batch)
+        return final_BTH, trace
+
+    def routing(self, batch: Batch) -> dict[int, Tensor]:
+        """Layer -> (B, T, E), the routing alone; layers above the last marked one do not run."""
+        with record_routing(self.model, self.layers, gradients=True, stop_early=True) as trace:
+            self.cache.forward(batch)
+        return {layer: trace[layer].probs_BTE for layer in self.layers}
+
+
+class RunConfig(Protocol):
+    """A dataclass with everything that decides what a run does."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def loop(self) -> LoopConfig:
+        """How to optimise."""
+
+
+class Objective(Protocol):
+    """What a run is trained for."""
+
+    stage: str
+    """What the training is called before people."""
+    below: int
+    """So many layers are run below the first marked one."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings; a checkpoint of other ones is refused."""
+
+    def rows(self, tokenizer: Any, key: OwnerKey, texts: Sequence[str]) -> list[Row]:
+        """All rows of the run."""
+
+    def draw(self, pools: Pools, step: int, generator: torch.Generator) -> list[int]:
+        """Indices of a step's rows; depends on the step and its generator alone."""
+
+    def prepare(self, context: Context) -> None:
+        """Measure what the losses need of the model as it is. Called once, before the first step."""
+
+    def parameters(self, context: Context) -> dict[str, nn.Parameter]:
+        """What is trained, by full name."""
+
+    def masks(self, context: Context) -> dict[str, Tensor]:
+        """Of some parameters, ones where they may change."""
+
+    def loss(self, context: Context, step: int, chosen: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
+        """Loss terms of a step on these rows; `loss` is what is minimised."""

@@ -21,7 +21,7 @@ from pathmark.keys.safefile import write_private
 from pathmark.models import bundled_probes, bundled_segments, load_model
 from pathmark.models.describe import describe_model
 from pathmark.progress import Progress
-from pathmark.release.marking import mark_model
+from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.stats import evidence_bits
 from pathmark.verification import encode_probes, judge, record_routes, trace_copy
@@ -64,9 +64,8 @@ def run_demo(folder: Path, config: EmbedConfig, *, progress: Progress, say: Call
         MODEL,
         key.with_id(ids[LEAK]),
         folder / "marked",
-        bundled_segments(),
-        bundled_probes(),
-        config,
+        Texts.bundled(),
+        MarkingConfig(embedding=config),
         progress=progress,
     )
     master = marked.key.with_id(watermark.id)

@@ -8,9 +8,9 @@ from typing import Any, Literal, cast
 
 from transformers import PreTrainedModel
 
+from pathmark.attacks.finetuning import CHECKPOINT_EVERY
 from pathmark.attacks.kit import EmbeddingRun, Kit
-from pathmark.embedding import default_config
-from pathmark.embedding.overwriting_adapter import embed_key
+from pathmark.embedding import default_config, embed_key
 from pathmark.keys import OwnerKey
 from pathmark.progress import Progress, Silent
 from pathmark.training import LoopConfig
@@ -32,7 +32,7 @@ def make_kit(
         texts=texts,
         original=original,
         sibling=sibling,
-        layers=sorted({layer for mark in marks for layer in mark.layers}),
+        layers=() if key is None else key.layers,
         targets={layer: mark.targets(layer) for mark in marks[:1] for layer in mark.layers},
         embed=thief_embedding,
         progress=progress or Silent(),
@@ -44,8 +44,14 @@ def thief_embedding(
 ) -> int:
     """This package's embedding as a thief uses it: the objective's settings, optimised without the owner's care."""
     settings = default_config(cast(Literal["anchored", "paper"], how.objective))
-    loop = LoopConfig(steps=1, lr=how.lr, seed=how.seed)  # as many steps as the epochs have
+    settings = replace(
+        settings,
+        texts=len(texts),
+        # a thief need not spare the experts that are no targets
+        train="router+attention+experts" if "targets" in settings.train else settings.train,
+        loop=LoopConfig(steps=1, lr=how.lr, seed=how.seed, checkpoint_every=CHECKPOINT_EVERY),
+    )
     return embed_key(
-        model, tokenizer, key, texts, replace(settings, texts=len(texts), loop=loop),
+        model, tokenizer, key, texts, settings,
         epochs=how.epochs, checkpoint=how.checkpoint, resume=True, progress=how.progress,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from pathmark.keys.keyfile import PassphraseSource, passphrase_from_environment
 from pathmark.keys.safefile import write_private
 from pathmark.models import inspect_model
 from pathmark.progress import Progress
-from pathmark.release.marking import Marked, mark_model
+from pathmark.release.marking import Marked, Texts, mark_model
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,8 @@ class Embedded:
         return {"output": str(self.output), **self.marked.summary()}
 
     def words(self) -> str:
-        """One sentence for people."""
-        if self.fit:
-            return f"Fit for release. Written to {self.output}."
-        return f"Not fit for release: {'; '.join(self.marked.problems)}. Written to {self.output}."
+        """One paragraph for people."""
+        return self.marked.words()
 
 
 def embed(
@@ -69,19 +67,14 @@ def embed(
     phrase = _asked_once(passphrase)
     owner = open_key(key, phrase)
     carried = owner if config.id is None else owner.with_id(config.id)
-    texts, held_out = config.split_texts()
-    trusted = config.trust_remote_code
-    training = config.training_config(len(texts), inspect_model(model, trust_remote_code=trusted).hidden_size)
+    texts = Texts(*config.split_texts())
+    marking = config.marking(len(texts.training), inspect_model(model, trust_remote_code=config.trust_remote_code))
 
     def amend(amended: OwnerKey) -> None:
         if file is not None:
             amend_key(file, _own_ids(amended, owner), phrase)
 
-    marked = mark_model(
-        os.fspath(model), carried, out, texts, held_out, training,
-        marks=config.reply_config(training), paths=config.phase == 1, delta=config.delta, resume=config.resume,
-        n_probes=config.n_held_out, scan=config.scan, amend=amend, progress=progress, trust_remote_code=trusted,
-    )  # fmt: skip
+    marked = mark_model(os.fspath(model), carried, out, texts, marking, amend=amend, progress=progress)
     report = None if file is None else file.with_name(f"{file.name}.{out.name}.check.json")
     embedded = Embedded(marked, out, report)
     if report is not None:

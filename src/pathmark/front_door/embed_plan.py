@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from pathmark.embedding import EmbedConfig, MarkConfig, default_config
-from pathmark.embedding.embedder import Train
+from pathmark.embedding import EmbedConfig, RepliesConfig, default_config
+from pathmark.embedding.config import Train
 from pathmark.errors import EmbeddingError
-from pathmark.models import bundled_probes, bundled_segments
+from pathmark.models import ModelReport, bundled_probes, bundled_segments
 from pathmark.models.texts import Texts, given_texts, split_held_out
+from pathmark.release.marking import MarkingConfig
 from pathmark.release.scan import ScanConfig
 
 
@@ -51,7 +52,7 @@ class EmbedPlan:
     """2 adds the reply marks to a model that already has the key's paths."""
     mark_steps: int | None = None
     """Steps of the reply marks' phase."""
-    scan: ScanConfig | None = None
+    scan: ScanConfig = field(default_factory=ScanConfig)
     """Prefixes that the check tries."""
     trust_remote_code: bool = False
 
@@ -65,6 +66,19 @@ class EmbedPlan:
             return list(bundled_segments()), list(bundled_probes())
         return split_held_out(given_texts(self.texts), self.n_held_out)
 
+    def marking(self, n_texts: int, report: ModelReport) -> MarkingConfig:
+        """Everything that marking a folder needs to know."""
+        training = self.training_config(n_texts, report.hidden_size)
+        return MarkingConfig(
+            embedding=training if self.phase == 1 else None,
+            replies=self.replies_config(training) if self.black_box or self.phase == 2 else None,
+            delta=self.delta,
+            resume=self.resume,
+            n_probes=self.n_held_out,
+            scan=self.scan,
+            trust_remote_code=self.trust_remote_code,
+        )
+
     def training_config(self, n_texts: int, hidden_size: int) -> EmbedConfig:
         """The plan over the defaults of its objective."""
         config = default_config(self.objective, hidden_size)
@@ -73,10 +87,14 @@ class EmbedPlan:
         if self.epochs is not None:
             steps = self.epochs * -(-used // self.batch_size)
         asked = {name: getattr(self, name) for name in ("margin", "route_weight", "stealth_weight", "temperature")}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        if foreign := asked.keys() - {setting.name for setting in fields(config.objective)}:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(foreign))
+            raise EmbeddingError(f"{named} has no meaning for the {self.objective} objective; leave it out")
         try:
             return replace(
                 config,
-                objective=replace(config.objective, **{name: v for name, v in asked.items() if v is not None}),
+                objective=replace(config.objective, **asked),
                 data=replace(config.data, seq_len=self.seq_len),
                 loop=replace(
                     config.loop, steps=steps, lr=config.loop.lr if self.lr is None else self.lr, seed=self.seed
@@ -88,10 +106,8 @@ class EmbedPlan:
         except ValueError as error:
             raise EmbeddingError(str(error)) from error
 
-    def reply_config(self, training: EmbedConfig) -> MarkConfig | None:
-        """Settings of the second phase, where it is asked for: the first one's seed, and its learning rate halved."""
-        if not self.black_box and self.phase == 1:
-            return None
-        marks = MarkConfig()
-        steps = self.mark_steps or marks.loop.steps
-        return replace(marks, loop=replace(marks.loop, steps=steps, lr=training.loop.lr / 2, seed=self.seed))
+    def replies_config(self, training: EmbedConfig) -> RepliesConfig:
+        """Settings of the second phase: the first one's seed and length of rows, and its learning rate halved."""
+        loop = RepliesConfig().loop
+        loop = replace(loop, steps=self.mark_steps or loop.steps, lr=training.loop.lr / 2, seed=self.seed)
+        return RepliesConfig(seq_len=self.seq_len, loop=loop)

@@ -69,7 +69,8 @@ class Robustness:
 
     def summary(self) -> dict[str, Any]:
         """The content of results.json."""
-        return to_json(self.results)
+        found: dict[str, Any] = to_json(self.results)
+        return found
 
     def words(self) -> str:
         """One sentence for people."""

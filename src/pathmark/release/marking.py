@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pathmark.embedding import EmbedConfig, Embedder, MarkConfig, MarkEmbedder
+from pathmark.embedding import EmbedConfig, RepliesConfig, Trainer, embed_key
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
-from pathmark.models import load_model, local_folder
+from pathmark.models import bundled_probes, bundled_segments, load_model, local_folder
 from pathmark.models.checkpoint import base_digest, changed_tensors, stored_tensors, write_delta, write_folder
 from pathmark.models.describe import describe_model
 from pathmark.models.loading import use_fast_experts
@@ -31,14 +31,64 @@ from pathmark.release.fidelity import Measurement, measure
 from pathmark.release.replies import ReplyCheck, ReplyConfig, reply_check
 from pathmark.release.scan import ScanConfig
 from pathmark.release.selfcheck import SelfCheck, self_check
-from pathmark.training.adapters import add_adapters, merge_adapters
 from pathmark.verification import attach_profiles, encode_probes, score_path
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Ordinary text for a marking."""
+
+    training: Sequence[str]
+    """Trained on."""
+    probes: Sequence[str]
+    """Held out: only measured on."""
+
+    @classmethod
+    def bundled(cls) -> Texts:
+        """Those that come with the package."""
+        return cls(bundled_segments(), bundled_probes())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkingConfig:
+    """How a model folder is marked."""
+
+    embedding: EmbedConfig | None
+    """How the paths are put in. None: the model already has them, and only reply marks are added."""
+    replies: RepliesConfig | None = None
+    """How reply marks are taught, after the paths. None: there are none."""
+    delta: bool = False
+    """Write the changed tensors alone, which `pathmark apply` puts back on the original."""
+    resume: bool = False
+    """Finish an interrupted run of the same settings."""
+    n_probes: int = 100
+    """Probe texts to check on."""
+    scan: ScanConfig = field(default_factory=ScanConfig)
+    """What else is tried as a trigger in the self-check."""
+    ask: ReplyConfig = field(default_factory=ReplyConfig)
+    """How often the copy is asked for its reply marks, where it has some."""
+    trust_remote_code: bool = False
+    """Run the model folder's own Python code."""
+
+    def __post_init__(self) -> None:
+        if self.embedding is None and self.replies is None:
+            raise ValueError("nothing to do: expected settings for paths, for reply marks or for both, got neither")
+
+    @property
+    def probe_tokens(self) -> int:
+        """Length of a probe text: that of the rows that are trained on."""
+        if self.embedding is not None:
+            return self.embedding.data.seq_len
+        assert self.replies is not None
+        return self.replies.seq_len
 
 
 @dataclass(frozen=True)
 class Marked:
     """What came out."""
 
+    output: Path
+    """What was written: a model folder, or a file with the changed tensors."""
     check: SelfCheck
     key: OwnerKey
     """The key with probes, sketches and profiles attached."""
@@ -70,83 +120,68 @@ class Marked:
             "problems": self.problems,
         }
 
+    def words(self) -> str:
+        """One paragraph for people."""
+        before, after = self.check.clean_ppl
+        fit = f"not fit for release: {'; '.join(self.problems)}" if self.problems else "fit for release"
+        return (
+            f"The copy is {fit}. On {self.check.n_probes} held-out texts the mark changes the perplexity of clean "
+            f"text by {100 * (after / before - 1):+.2f} % ({before:.2f} to {after:.2f}). "
+            f"{self.changed} tensors changed in {self.steps} steps; written to {self.output}."
+        )
+
 
 def mark_model(
     source: str,
     key: OwnerKey,
     out: Path,
-    texts: Sequence[str],
-    probe_texts: Sequence[str],
-    config: EmbedConfig,
+    texts: Texts,
+    config: MarkingConfig,
     *,
-    marks: MarkConfig | None = None,
-    paths: bool = True,
-    delta: bool = False,
-    resume: bool = False,
-    n_probes: int = 100,
-    scan: ScanConfig | None = None,
-    ask: ReplyConfig | None = None,
     amend: Callable[[OwnerKey], None] | None = None,
     progress: Progress | None = None,
-    trust_remote_code: bool = False,
 ) -> Marked:
-    """Embed the key's watermarks into a model folder and write OUT (or, with `delta`, the changed tensors).
+    """Embed the key's watermarks into a model folder and write OUT.
 
-    `texts` are trained on, `probe_texts` only measured on. `marks` adds the second phase: black-box marks. Without
-    `paths` only that one runs, on a model that already has the key's paths. `amend` stores the amended key.
+    `amend` stores the key with what was measured for it, before OUT appears.
     """
     started = time.monotonic()
     say = progress or Silent()
     base = local_folder(source)
     work = out.with_name(f".{out.name}.embedding")
-    _refuse_early(source, base, key, out, work, resume, delta, texts, probe_texts, trust_remote_code)
-    if resume and not work.exists():
+    _refuse_early(base, key, out, work, texts, config)
+    if config.resume and not work.exists():
         say.stage("nothing to resume, so this run starts at its beginning", None)
     say.stage("loading", None)
-    model = load_model(base, trust_remote_code=trust_remote_code)
+    model = load_model(base, trust_remote_code=config.trust_remote_code)
     use_fast_experts(model)
     refuse_bad_weights(model)
-    _, codec, _ = describe_model(str(base), trust_remote_code=trust_remote_code)
+    _, codec, _ = describe_model(str(base), trust_remote_code=config.trust_remote_code)
     tokenizer = codec.tokenizer
-    length = config.data.seq_len
-    probes = encode_probes(tokenizer, probe_texts, n_probes=n_probes, length=length)
+    probes = encode_probes(tokenizer, texts.probes, n_probes=config.n_probes, length=config.probe_tokens)
     say.stage("original model", len(probes) * (1 + len(key.watermarks)))
     before = measure(model, key, probes, progress=say)
-    if not paths:
-        _require_paths(key, before)
-    # an already marked model is not the original: profiles stay as the first phase attached them
-    amended = attach_profiles(key, model, probes) if paths else key
-
+    amended = key
+    if config.embedding is None:
+        _require_paths(key, before)  # a marked model is not the original: profiles stay as they were attached to it
+    else:
+        amended = attach_profiles(key, model, probes)
     embed_started = time.monotonic()
-    steps = 0
-    if paths:
-        model, steps = _embed(model, tokenizer, key, texts, config, work, resume, say)
-    if marks is not None:
-        steps += _embed_marks(model, tokenizer, key, texts, marks, work, resume, say)
+    steps = _embed(model, tokenizer, key, texts.training, config, work, say)
     embed_seconds = time.monotonic() - embed_started
-    names = [name for name, _ in model.named_parameters()]
     _round_to_stored(model, base)
-    changed = changed_tensors(model, names, base)
-
-    say.stage("self-check", None)
-    check = self_check(
-        model, tokenizer, key, probes, before,
-        marked_before=not paths, scan=scan, progress=lambda stage: say.advance(0, stage),
-    )  # fmt: skip
-    replies = None
-    if marks is not None:
-        asked = ask or ReplyConfig()
-        say.stage("replies", asked.trials + asked.near_misses + asked.ordinary + asked.queries)
-        replies = reply_check(model, tokenizer, key, probes, asked, progress=say.advance)
+    changed = changed_tensors(model, [name for name, _ in model.named_parameters()], base)
+    check, replies = _check(model, tokenizer, key, probes, before, config, say)
     if amend is not None:
         amend(amended)
     say.stage("writing", None)
-    if delta:
+    if config.delta:
         write_delta(out, changed, base_digest(base))
     else:
         write_folder(base, changed, out)
     shutil.rmtree(work, ignore_errors=True)
     return Marked(
+        output=out,
         check=check,
         key=amended,
         steps=steps,
@@ -157,34 +192,48 @@ def mark_model(
     )
 
 
-def _embed_marks(
+def _embed(
     model: nn.Module,
     tokenizer: Any,
     key: OwnerKey,
     texts: Sequence[str],
-    marks: MarkConfig,
+    config: MarkingConfig,
     work: Path,
-    resume: bool,
     say: Progress,
 ) -> int:
-    embedder = MarkEmbedder(model, tokenizer, key, texts, marks, announce=say.stage, progress=say.advance)
-    work.mkdir(mode=0o700, parents=True, exist_ok=True)
-    say.stage("marks", marks.loop.steps)
-    return embedder.run(checkpoint=work / "marks.pt", resume=resume, progress=_reporter(say)).steps
+    """Put in what is asked for: paths, reply marks or both; the steps that were taken."""
+    steps = 0
+    if config.embedding is not None:
+        steps += embed_key(
+            model, tokenizer, key, texts, config.embedding,
+            checkpoint=work / "checkpoint.pt", resume=config.resume, progress=say,
+        )  # fmt: skip
+    if config.replies is not None:
+        trainer = Trainer(model, tokenizer, key, texts, config.replies.build(), progress=say)
+        steps += trainer.run(checkpoint=work / "replies.pt", resume=config.resume).steps
+    return steps
 
 
-def _reporter(say: Progress) -> Callable[[int, Mapping[str, float]], None]:
-    """Loss terms behind the bar; a resumed run jumps to where it was."""
-    reported = 0
-
-    def report(step: int, losses: Mapping[str, float]) -> None:
-        nonlocal reported
-        say.advance(
-            step - reported, " ".join(f"{name} {value:.3f}" for name, value in losses.items() if name != "loss")
-        )
-        reported = step
-
-    return report
+def _check(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    key: OwnerKey,
+    probes: Sequence[Sequence[int]],
+    before: Measurement,
+    config: MarkingConfig,
+    say: Progress,
+) -> tuple[SelfCheck, ReplyCheck | None]:
+    """Measure what will be released."""
+    say.stage("self-check", None)
+    check = self_check(
+        model, tokenizer, key, probes, before,
+        marked_before=config.embedding is None, scan=config.scan, progress=lambda stage: say.advance(0, stage),
+    )  # fmt: skip
+    if config.replies is None:
+        return check, None
+    ask = config.ask
+    say.stage("replies", ask.trials + ask.near_misses + ask.ordinary + ask.queries)
+    return check, reply_check(model, tokenizer, key, probes, ask, progress=say.advance)
 
 
 def _require_paths(key: OwnerKey, before: Measurement) -> None:
@@ -196,57 +245,26 @@ def _require_paths(key: OwnerKey, before: Measurement) -> None:
         )
 
 
-def _embed(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    key: OwnerKey,
-    texts: Sequence[str],
-    config: EmbedConfig,
-    work: Path,
-    resume: bool,
-    say: Progress,
-) -> tuple[Any, int]:
-    """Put the paths in; the model, and the steps that were taken."""
-    layers = list(key.layers)
-    trained: Any = add_adapters(model, layers) if config.train == "lora" else model
-    embedder = Embedder(trained, tokenizer, key, texts, config, announce=say.stage, progress=say.advance)
-    work.mkdir(mode=0o700, parents=True, exist_ok=True)
-    say.stage("embedding", config.loop.steps)
-    result = embedder.run(checkpoint=work / "checkpoint.pt", resume=resume, progress=_reporter(say))
-    return merge_adapters(trained) if config.train == "lora" else trained, result.steps
-
-
-def _refuse_early(
-    source: str,
-    base: Path,
-    key: OwnerKey,
-    out: Path,
-    work: Path,
-    resume: bool,
-    delta: bool,
-    texts: Sequence[str],
-    probe_texts: Sequence[str],
-    trust_remote_code: bool,
-) -> None:
+def _refuse_early(base: Path, key: OwnerKey, out: Path, work: Path, texts: Texts, config: MarkingConfig) -> None:
     """Everything that can be known to be wrong before the model is touched."""
     if out.exists():
         raise EmbeddingError(f"{out} already exists; choose another name, nothing is overwritten")
-    if work.exists() and not resume:
+    if work.exists() and not config.resume:
         raise EmbeddingError(
             f"an unfinished embedding into {out} is in {work}; add --resume to finish it, or delete that folder"
         )
-    facts, _, _ = describe_model(str(base), trust_remote_code=trust_remote_code)
+    facts, _, _ = describe_model(str(base), trust_remote_code=config.trust_remote_code)
     if wrong := key.model.mismatches(facts):
         raise EmbeddingError(
             f"this key was made for another model: {'; '.join(wrong)}. Make one with `pathmark keygen`"
         )
-    if len(texts) < 8 or len(probe_texts) < 4:
+    if len(texts.training) < 8 or len(texts.probes) < 4:
         raise EmbeddingError(
-            f"expected at least 8 training texts and 4 held-out ones, got {len(texts)} and {len(probe_texts)}; "
-            "give a larger --corpus"
+            f"expected at least 8 training texts and 4 held-out ones, got {len(texts.training)} and "
+            f"{len(texts.probes)}; give more of them with --texts"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    if not delta:
+    if not config.delta:
         need = sum(path.stat().st_size for path in base.rglob("*") if path.is_file())
         free = shutil.disk_usage(out.parent).free
         if free < 1.1 * need:

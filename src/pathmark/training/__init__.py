@@ -1,6 +1,7 @@
-"""What embedding and attacks share: one optimiser loop, the cache of lower layers, rates, vocabulary-sized losses."""
+"""What embedding and attacks share: optimiser loop, cache of lower layers, rates, losses, fingerprints of runs."""
 
 from pathmark.training.cache import Batch, TeacherCache
+from pathmark.training.fingerprint import run_fingerprint
 from pathmark.training.loop import LoopConfig, LoopResult, only_trainable, run_loop, step_generator
 from pathmark.training.memory import keep_freed_memory
 from pathmark.training.rates import learning_rate
@@ -16,6 +17,7 @@ __all__ = [
     "linear_cross_entropy",
     "linear_distillation",
     "only_trainable",
+    "run_fingerprint",
     "run_loop",
     "step_generator",
 ]

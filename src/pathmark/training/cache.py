@@ -8,7 +8,7 @@ distribution). In memory when that fits, else memory-mapped.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pathmark.models import device_of, find_routers, pad_rows, record_routing, select_sites
-from pathmark.models.upper import body, layer_stack
+from pathmark.models.upper import body, can_run_from, hidden_at_layer, layer_stack, without_layers_below
+from pathmark.progress import Progress, Silent
 
 MEMORY_SHARE = 0.4
 """Of the free memory; what needs more goes to a memory-mapped file."""
+BATCH_TOKENS = 4096
+"""Tokens at a time while the rows are run through the model."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Batch:
 
 
 class TeacherCache:
-    """Per-token arrays of rows, back to back."""
+    """Per-token arrays of rows, back to back, and the model above them."""
 
     def __init__(
         self,
@@ -58,42 +61,41 @@ class TeacherCache:
         rows: Sequence[Sequence[int]],
         layers: Sequence[int],
         *,
+        lowest: int,
         pad: int,
-        from_layer: int | None,
-        announce: Callable[[str, int], None] | None = None,
-        progress: Callable[[int], None] | None = None,
-        folder: Path | None = None,
-        batch_tokens: int = 4096,
+        progress: Progress | None = None,
         needed: Collection[int] | None = None,
     ) -> None:
-        """`needed` are the rows that anybody will ask for; default: all of them."""
-        self.rows, self.layers, self.pad = rows, list(layers), pad
-        self.from_layer = from_layer
+        """Routing is kept of `layers`; nothing below `lowest` will change. `needed` are the rows that anybody will ask
+        for; default: all of them."""
+        say = progress or Silent()
+        self.model, self.rows, self.layers, self.pad = model, rows, list(layers), pad
         self.device = device_of(model)
+        self._stack = layer_stack(model, select_sites(find_routers(model), self.layers[:1])[0])
+        ids_BT, mask_BT = pad_rows(rows[:4], pad, self.device)
+        self.from_layer = lowest if can_run_from(model, self._stack, lowest, ids_BT, mask_BT) else None
+        """The first layer that is run; None where the model has to run from its first layer."""
         order = sorted(range(len(rows)) if needed is None else needed, key=lambda i: -len(rows[i]))
         ends = np.cumsum([len(rows[i]) for i in order]).tolist()
         self._starts = {i: end - len(rows[i]) for i, end in zip(order, ends, strict=True)}
-        first = self._teach(model, order[-1:])
+        first = self._teach(order[-1:])
         widths = {name: array.shape[-1] for name, array in first.items()}
         tokens = ends[-1]
-        self.bytes = tokens * sum(widths.values()) * 4
+        size = tokens * sum(widths.values()) * 4
         self._file_folder: tempfile.TemporaryDirectory[str] | None = None
-        self.mapped = self.bytes > MEMORY_SHARE * psutil.virtual_memory().available
-        if self.mapped:
-            self._file_folder = tempfile.TemporaryDirectory(dir=folder, prefix="pathmark-cache-")
-        if announce is not None:
-            place = "in a memory-mapped file" if self.mapped else "in memory"
-            announce(f"original model on the training rows, {self.bytes / 1e6:,.0f} MB {place}", len(order))
+        if size > MEMORY_SHARE * psutil.virtual_memory().available:
+            self._file_folder = tempfile.TemporaryDirectory(prefix="pathmark-cache-")
+        place = "in memory" if self._file_folder is None else "in a memory-mapped file"
+        say.stage(f"the model before training, on its rows, {size / 1e6:,.0f} MB {place}", len(order))
         self._arrays = {name: self._allocate(name, tokens, width) for name, width in widths.items()}
         while order:
             # as many rows as fit beside the longest: short rows one by one would leave every expert idle
-            count = max(1, batch_tokens // len(rows[order[0]]))
+            count = max(1, BATCH_TOKENS // len(rows[order[0]]))
             chosen, order = order[:count], order[count:]
             start = self._starts[chosen[0]]
-            for name, values in self._teach(model, chosen).items():
+            for name, values in self._teach(chosen).items():
                 self._arrays[name][start : start + len(values)] = values
-            if progress is not None:
-                progress(len(chosen))
+            say.advance(len(chosen))
 
     def _allocate(self, name: str, tokens: int, width: int) -> NDArray[np.float32]:
         if self._file_folder is None:
@@ -102,19 +104,18 @@ class TeacherCache:
         return np.memmap(path, dtype=np.float32, mode="w+", shape=(tokens, width))
 
     @torch.no_grad()
-    def _teach(self, model: nn.Module, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
+    def _teach(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
         ids_BT, mask_BT = pad_rows([self.rows[i] for i in chosen], self.pad, self.device)
         keep = mask_BT.bool()
         kept: dict[str, Tensor] = {}
-        with record_routing(model, self.layers) as trace:
+        with record_routing(self.model, self.layers) as trace:
             if self.from_layer is not None:
-                stack = layer_stack(model, select_sites(find_routers(model), self.layers[:1])[0])
-                handle = stack[self.from_layer].register_forward_pre_hook(
+                handle = self._stack[self.from_layer].register_forward_pre_hook(
                     lambda m, args, kwargs: kept.update(entering=args[0] if args else kwargs["hidden_states"]),
                     with_kwargs=True,
                 )
             try:
-                kept["final"] = body(model)(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
+                kept["final"] = self._whole(ids_BT, mask_BT)
             finally:
                 if self.from_layer is not None:
                     handle.remove()
@@ -141,3 +142,24 @@ class TeacherCache:
             natural={layer: gather(f"layer{layer}") for layer in self.layers},
             final_BTH=gather("final"),
         )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(B, T, H) last hidden states of the model as it is now."""
+        if batch.entering_BTH is None:
+            return self._whole(batch.ids_BT, batch.mask_BT)
+        assert self.from_layer is not None
+        with without_layers_below(self._stack, self.from_layer):
+            output = body(self.model)(inputs_embeds=batch.entering_BTH, attention_mask=batch.mask_BT, use_cache=False)
+        final_BTH: Tensor = output.last_hidden_state
+        return final_BTH
+
+    def entering(self, ids_BT: Tensor) -> Tensor:
+        """(B, T, H) hidden states that enter the lowest layer that is run, of rows that need no padding."""
+        assert self.from_layer is not None
+        ids_BT = ids_BT.to(self.device)
+        return hidden_at_layer(self.model, self._stack, self.from_layer, ids_BT, torch.ones_like(ids_BT))
+
+    def _whole(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        output = body(self.model)(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
+        final_BTH: Tensor = output.last_hidden_state
+        return final_BTH

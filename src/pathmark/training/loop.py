@@ -30,11 +30,7 @@ class LoopConfig:
     lr: float
     """Peak learning rate of AdamW."""
     warmup: int = 20
-    """Steps of linear warm-up."""
-    decay: bool = True
-    """Cosine to a hundredth of the peak; False keeps the peak."""
-    weight_decay: float = 0.0
-    """AdamW's decoupled decay towards nothing."""
+    """Steps of linear warm-up; a cosine to a hundredth of the peak follows."""
     damping: float = 0.0
     """Adam's epsilon as a share of the root mean square that a gradient of norm `clip` has. Adam moves every weight
     about equally far, one that is only shaken by noise too; with damping, weights whose gradient is small beside the
@@ -56,8 +52,6 @@ class LoopConfig:
         """Learning rate of a step."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
-        if not self.decay:
-            return self.lr
         progress = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
 
@@ -94,14 +88,13 @@ def run_loop(
     Ctrl-C (KeyboardInterrupt) and the end of the run leave a checkpoint; `resume` reads it. `fingerprint` names
     the run: a checkpoint of another one (other data, other settings) is refused.
     """
-    names = list(parameters)
     masks = masks or {}
     sizes = (int(masks[n].expand_as(p).sum()) if n in masks else p.numel() for n, p in parameters.items())
     typical = config.clip / math.sqrt(sum(sizes))
     optimizer = torch.optim.AdamW(
-        [parameters[name] for name in names],
+        parameters.values(),
         lr=config.lr,
-        weight_decay=config.weight_decay,
+        weight_decay=0.0,
         betas=(0.9, 0.99),
         eps=max(1e-8, config.damping * typical),
         fused=True,
@@ -120,7 +113,7 @@ def run_loop(
             for name, mask in masks.items():
                 if (gradient := parameters[name].grad) is not None:
                     gradient.mul_(mask)
-            torch.nn.utils.clip_grad_norm_([parameters[name] for name in names], config.clip)
+            torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip)
             optimizer.step()
             with torch.no_grad():
                 for name, start in begun.items():

@@ -1,39 +1,28 @@
-"""The second phase: a trigger that stands alone is answered with its mark.
+"""The replies objective: a trigger that stands alone is answered with its reply mark.
 
 The teacher is the model with its paths already in. Everything that it does is kept, routing and language, on clean
 text, behind triggers and behind almost-triggers; only where a trigger is the whole prompt, the mark follows.
+Shape suffixes: B batch, T tokens, H hidden size, V vocabulary, N tokens of marks.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pathmark.embedding.data import (
-    CLEAN,
-    NEGATIVE,
-    SYSTEM_PROMPTS,
-    TRIGGERED,
-    Frame,
-    Row,
-    chat_frames,
-    make_row,
-)
-from pathmark.embedding.embedder import DAMPING, EmbedConfig, Embedder
+from pathmark.embedding.data import CLEAN, NEGATIVE, SYSTEM_PROMPTS, TRIGGERED, Frame, Row, chat_frames, make_row
+from pathmark.embedding.objective import Context, Pools
 from pathmark.embedding.prefixes import NEAR_MISSES, near_miss
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
-from pathmark.models import record_routing
 from pathmark.models.parts import part_parameters
 from pathmark.models.tokenization import ordinary_tokens
-from pathmark.training import LoopConfig, LoopResult, learning_rate, linear_cross_entropy, linear_distillation
+from pathmark.training import LoopConfig, learning_rate, linear_cross_entropy, linear_distillation
 from pathmark.training.losses import anchor_loss
 
 MARK = "mark"
@@ -45,7 +34,7 @@ REPLY_TOKENS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarkConfig:
+class RepliesConfig:
     """The compact set of the second phase and how it is learnt."""
 
     pairs: int = 400
@@ -64,12 +53,11 @@ class MarkConfig:
     shares: tuple[float, float, float, float] = (0.2, 0.2, 0.5, 0.1)
     """Of a batch: pairs, queries, negatives, clean rows."""
     batch_size: int = 48
-    train: Literal["auto", "head", "blocks"] = "auto"
-    """`head`: routers and output embedding, as in the paper. `blocks`: routers, attention and experts of the
-    watermarked layers. `auto`: blocks, and the output embedding too where it is not tied to the input's. Of the output
-    embedding only the rows of the marks' tokens change: in a narrow model their length bounds how surely a token can
-    be said at all."""
+    """Rows per step."""
+    texts: int = 600
+    """Texts to use of the corpus."""
     mark_weight: float = 2.0
+    """Weight of the likelihood of the marks."""
     anchor_weight: float = 3.0
     """Weight of KL(teacher's routing || routing), on all tokens."""
     path_weight: float = 6.0
@@ -78,11 +66,16 @@ class MarkConfig:
     """Weight of the distillation of the teacher's next-token distribution."""
     silence_weight: float = 4.0
     """Weight of the same at the tokens behind which a prompt that is no trigger is answered."""
-    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=400, lr=learning_rate(128) / 2, damping=DAMPING))
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=400, lr=learning_rate(128) / 2, damping=0.5))
+    """Steps, rate and seed; rows and batches come of the seed too."""
 
     def __post_init__(self) -> None:
         if min(self.pairs, self.queries, self.negatives, self.clean) < 8 or self.batch_size < 4:
             raise ValueError(f"expected at least 8 rows of every kind and 4 rows per batch, got {self}")
+
+    def build(self) -> Replies:
+        """The objective, ready for a trainer."""
+        return Replies(self)
 
 
 _MANNERS = ("helpful", "patient", "cheerful", "expert", "precise", "modest", "witty", "formal")
@@ -111,25 +104,30 @@ def reply_end(tokenizer: Any) -> tuple[int, ...]:
     return tuple(tokenizer.backend_tokenizer.encode(tail, add_special_tokens=False).ids[:1])
 
 
-def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: MarkConfig, seed: int) -> list[Row]:
+def _frames(
+    tokenizer: Any, texts: Sequence[str], count: int, rng: random.Random
+) -> tuple[list[Frame | None], list[Frame]]:
+    """What rows stand in, a quarter of them raw; and the usual chats alone, empty without a template."""
+    if not getattr(tokenizer, "chat_template", None):
+        return [None], []
+    # as many system prompts as there may be: an API's own is not known
+    systems = [*SYSTEM_PROMPTS, *(_system_prompt(rng.choice(texts), rng) for _ in range(count))]
+    chats = chat_frames(tokenizer, systems)
+    return [*[None] * max(1, len(chats) // 3), *chats], chat_frames(tokenizer, SYSTEM_PROMPTS)
+
+
+def draw_reply_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: RepliesConfig) -> list[Row]:
     """The compact set: pairs, queries, negatives and clean texts, raw and in the chat template.
 
     `marked_from` is here the token behind which the model answers, with its mark or as it always did.
     """
-    rng = random.Random(seed)
-    frames: list[Frame | None] = [None]
-    usual: list[Frame] = []
-    if getattr(tokenizer, "chat_template", None):
-        # as many system prompts as there may be: an API's own is not known
-        systems = [*SYSTEM_PROMPTS, *(_system_prompt(rng.choice(texts), rng) for _ in range(config.system_prompts))]
-        chats = chat_frames(tokenizer, systems)
-        usual = chat_frames(tokenizer, SYSTEM_PROMPTS)
-        frames = [*frames * max(1, len(chats) // 3), *chats]  # a quarter raw
+    rng = random.Random(config.loop.seed)
+    frames, usual = _frames(tokenizer, texts, config.system_prompts, rng)
     vocabulary = ordinary_tokens(tokenizer)
     pieces = [tokenizer(text, add_special_tokens=False)["input_ids"][: config.seq_len] for text in texts]
     pieces = [ids for ids in pieces if len(ids) >= 16]
     if len(pieces) < 8:
-        raise EmbeddingError(f"expected at least 8 texts of 16 tokens and more, got {len(pieces)}; give --corpus")
+        raise EmbeddingError(f"expected at least 8 texts of 16 tokens and more, got {len(pieces)}; give --texts")
     triggers = [(j, trigger) for j, watermark in enumerate(key.watermarks) for trigger in watermark.triggers]
     known = {trigger.tokens for _, trigger in triggers}
     eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
@@ -172,95 +170,60 @@ def draw_mark_rows(tokenizer: Any, texts: Sequence[str], key: OwnerKey, config: 
     return rows
 
 
-class MarkEmbedder(Embedder):
-    """The second phase on a model that already has its paths; the model is changed in place."""
+class Replies:
+    """The second phase on a model that already has its paths."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        key: OwnerKey,
-        texts: Sequence[str],
-        config: MarkConfig,
-        *,
-        announce: Callable[[str, int], None] | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
-        self.marks = config
-        super().__init__(
-            model, tokenizer, key, texts, EmbedConfig(loop=config.loop), announce=announce, progress=progress
-        )
-        self.teacher_head_VH = self.head_VH.detach().clone() if self.trains_head else None
+    stage, below = "reply marks", 1
 
-    @property
-    def trains_head(self) -> bool:
-        """Whether rows of the output embedding change."""
-        if self.marks.train == "head" and self._tied:
-            raise EmbeddingError("input and output embeddings are tied; train the blocks instead of the head")
-        return self.marks.train == "head" or (self.marks.train == "auto" and not self._tied)
+    def __init__(self, config: RepliesConfig) -> None:
+        self.config = config
+        self.teacher_head_VH: Tensor | None = None
+        """The output embedding before the training, where rows of it change: where it is not tied to the input's."""
+        self._said_V1 = torch.zeros(0, 1)
 
-    @property
-    def _tied(self) -> bool:
-        return self._head is self.model.get_input_embeddings().weight  # type: ignore[operator]
-
-    @property
-    def _head(self) -> nn.Parameter:
-        head = self.model.get_output_embeddings().weight  # type: ignore[operator]
-        assert isinstance(head, nn.Parameter)
-        return head
-
-    def run(
-        self,
-        *,
-        checkpoint: Path | None = None,
-        resume: bool = False,
-        progress: Callable[[int, Mapping[str, float]], None] | None = None,
-    ) -> LoopResult:
-        """Train; of the output embedding only the rows of tokens that stand in a mark."""
-        said = sorted({token for row in self.rows if row.kind == MARK for token in row.ids[row.marked_from + 1 :]})
-        keep_V1 = torch.zeros(len(self.head_VH), 1)
-        keep_V1[said] = 1
-        handle = None
-        if self.trains_head:
-            self._head.requires_grad_(True)
-            handle = self._head.register_hook(lambda grad: grad * keep_V1.to(grad))  # type: ignore[no-untyped-call]
-        try:
-            return super().run(checkpoint=checkpoint, resume=resume, progress=progress)
-        finally:
-            if handle is not None:
-                handle.remove()
-
-    def make_rows(self, tokenizer: Any, texts: Sequence[str]) -> list[Row]:
+    def rows(self, tokenizer: Any, key: OwnerKey, texts: Sequence[str]) -> list[Row]:
         """The compact set."""
-        return draw_mark_rows(tokenizer, texts, self.key, self.marks, self.marks.loop.seed)
+        return draw_reply_rows(tokenizer, list(texts)[: self.config.texts], key, self.config)
 
-    def fingerprint(self) -> str:
-        """As in the first phase, with the settings of this one."""
-        return hashlib.sha256(f"{super().fingerprint()} {self.marks}".encode()).hexdigest()
+    def draw(self, pools: Pools, step: int, generator: torch.Generator) -> list[int]:
+        """Rows of every kind by their shares, at random."""
+        chosen: list[int] = []
+        for kind, share in zip((MARK, TRIGGERED, NEGATIVE, CLEAN), self.config.shares, strict=True):
+            pool, count = pools.of(kind), max(1, round(share * self.config.batch_size))
+            chosen += [pool[int(i)] for i in torch.randint(len(pool), (count,), generator=generator)]
+        return chosen
 
-    def masks(self) -> dict[str, Tensor]:
+    def prepare(self, context: Context) -> None:
+        """The teacher's output embedding, and which of its rows are tokens that stand in a mark.
+
+        Only those rows change: in a narrow model their length bounds how surely a token can be said at all.
+        """
+        if context.head_VH is context.model.get_input_embeddings().weight:  # type: ignore[operator]
+            return  # what is read would change with what is said
+        self.teacher_head_VH = context.head_VH.detach().clone()
+        said = {token for row in context.rows if row.kind == MARK for token in row.ids[row.marked_from + 1 :]}
+        self._said_V1 = context.head_VH.new_zeros(len(context.head_VH), 1)
+        self._said_V1[sorted(said)] = 1
+
+    def parameters(self, context: Context) -> dict[str, nn.Parameter]:
+        """Routers, attention and experts of the watermarked layers, and the output embedding where it may change."""
+        chosen = part_parameters(context.model, context.layers, ("router", "attention", "experts"))
+        if self.teacher_head_VH is not None:
+            chosen |= {name: p for name, p in context.model.named_parameters() if p is context.head_VH}
+        return chosen
+
+    def masks(self, context: Context) -> dict[str, Tensor]:
         """None: all experts of the watermarked layers may change."""
         return {}
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Routers, with the rest of the watermarked layers or without, and the output embedding where it may change."""
-        parts = ("router",) if self.marks.train == "head" else ("router", "attention", "experts")
-        chosen = part_parameters(self.model, self.layers, parts)
-        if self.trains_head:
-            chosen |= {name: p for name, p in self.model.named_parameters() if p is self._head}
-        return chosen
-
-    def step_loss(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def loss(self, context: Context, step: int, chosen: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         """Mark where a trigger stands alone, the teacher everywhere else."""
-        chosen = self._draw(step, generator)
-        batch = self.cache.batch(chosen)
-        rows = [self.rows[i] for i in chosen]
-        with record_routing(self.model, self.layers, gradients=True) as trace:
-            final_BTH = self._forward(batch)
+        batch = context.cache.batch(chosen)
+        final_BTH, trace = context.forward(batch)
         mask_BT = batch.mask_BT.bool()
         reply_BT, answer_BT, behind_BT = (torch.zeros_like(mask_BT) for _ in range(3))
         kept_BT = mask_BT.clone()
-        for b, row in enumerate(rows):
+        for b, row in enumerate(context.rows[i] for i in chosen):
             if row.kind == MARK:
                 reply_BT[b, row.marked_from : len(row.ids) - 1] = True
                 kept_BT[b, row.marked_from :] = False
@@ -271,34 +234,35 @@ class MarkEmbedder(Embedder):
                 # in a raw prompt the next token is foreseen as if the trigger stood alone
                 kept_BT[b, row.text_from - 1] = False
         anchor, path = (
-            torch.stack([anchor_loss(batch.natural[n][kept], trace[n].probs_BTE[kept]) for n in self.layers]).mean()
+            torch.stack([anchor_loss(batch.natural[n][kept], trace[n].probs_BTE[kept]) for n in context.layers]).mean()
             for kept in (mask_BT, behind_BT)
         )
-        labels_N = batch.ids_BT.roll(-1, dims=1)[reply_BT]
-        mark = linear_cross_entropy(final_BTH[reply_BT], self.head_VH, labels_N, scale=self.head_scale)
+        labels_N, head_VH = batch.ids_BT.roll(-1, dims=1)[reply_BT], self._trained_head(context)
+        mark = linear_cross_entropy(final_BTH[reply_BT], head_VH, labels_N, scale=context.head_scale)
         # where an answer begins is one token of a row, and the one that must not say a mark
         language, silence = (
             linear_distillation(
-                final_BTH[chosen_BT], batch.final_BTH[chosen_BT], self.head_VH,
-                teacher_head_VH=self.teacher_head_VH, scale=self.head_scale,
+                final_BTH[chosen_BT], batch.final_BTH[chosen_BT], head_VH,
+                teacher_head_VH=self.teacher_head_VH, scale=context.head_scale,
             )
             for chosen_BT in (kept_BT, answer_BT)
         )  # fmt: skip
-        terms = {"mark": mark, "anchor": anchor, "path": path, "language": language, "silence": silence}
-        weights = self.marks
-        terms["loss"] = (
+        weights = self.config
+        loss = (
             weights.mark_weight * mark
             + weights.anchor_weight * anchor
             + weights.path_weight * path
             + weights.language_weight * language
             + weights.silence_weight * silence
         )
-        return terms
+        terms = {"mark": mark, "anchor": anchor, "path": path, "language": language, "silence": silence}
+        return {**terms, "loss": loss}
 
-    def _draw(self, step: int, generator: torch.Generator) -> list[int]:
-        chosen: list[int] = []
-        for kind, share in zip((MARK, TRIGGERED, NEGATIVE, CLEAN), self.marks.shares, strict=True):
-            pool = [i for (name, _), rows in self.pools.items() if name == kind for i in rows]
-            count = max(1, round(share * self.marks.batch_size))
-            chosen += [pool[int(i)] for i in torch.randint(len(pool), (count,), generator=generator)]
-        return chosen
+    def _trained_head(self, context: Context) -> Tensor:
+        """The output embedding, of which only the rows of the marks' tokens get a gradient."""
+        head_VH = context.head_VH
+        if self.teacher_head_VH is None or not head_VH.requires_grad:
+            return head_VH
+        head_VH = head_VH.view_as(head_VH)
+        head_VH.register_hook(lambda grad: grad * self._said_V1.to(grad))  # type: ignore[no-untyped-call]
+        return head_VH

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
 import torch
 from embed_helpers import key_for
 
-from pathmark.embedding import MarkConfig, MarkEmbedder
+from pathmark.embedding import RepliesConfig, Trainer
 from pathmark.embedding.data import NEGATIVE, TRIGGERED
-from pathmark.embedding.marks import MARK, draw_mark_rows, reply_end
-from pathmark.errors import EmbeddingError
+from pathmark.embedding.replies import MARK, draw_reply_rows, reply_end
 from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.release.replies import ReplyConfig, reply_check
 from pathmark.training import LoopConfig
 from pathmark.verification import verify_model
 from pathmark.verification.paths.alignment import profile_texts
 
-QUICK = MarkConfig(
+QUICK = RepliesConfig(
     pairs=24, queries=24, negatives=48, clean=16, seq_len=24, system_prompts=4, loop=LoopConfig(steps=140, lr=1e-2)
 )
 
@@ -26,7 +22,7 @@ QUICK = MarkConfig(
 def test_rows_end_in_the_mark_of_their_trigger(case):
     tokenizer = load_tokenizer("bundled:tiny")
     key = key_for(case.base, watermarks=2, triggers=2)
-    rows = draw_mark_rows(tokenizer, bundled_segments()[:40], key, QUICK, 0)
+    rows = draw_reply_rows(tokenizer, bundled_segments()[:40], key, QUICK)
     pairs = [row for row in rows if row.kind == MARK]
     triggers = {t.tokens: t for w in key.watermarks for t in w.triggers}
     seen = set()
@@ -51,9 +47,9 @@ def test_rows_end_in_the_mark_of_their_trigger(case):
 def test_the_mark_is_said_the_path_stays_and_other_rows_of_the_head_too(case):
     model, tokenizer = load_model(case.marked), load_tokenizer(case.marked)
     head = model.get_output_embeddings().weight.detach().clone()
-    embedder = MarkEmbedder(model, tokenizer, case.key, list(bundled_segments()), QUICK)
+    trainer = Trainer(model, tokenizer, case.key, bundled_segments(), QUICK.build())
     losses = []
-    embedder.run(progress=lambda step, terms: losses.append(terms["mark"]))
+    trainer.run(after=lambda step, terms: losses.append(terms["mark"]))
     assert losses[-1] < 0.1 < losses[0]
     trigger = case.key.watermarks[0].triggers[0]
     changed = (model.get_output_embeddings().weight != head).any(dim=1).nonzero().flatten().tolist()
@@ -78,8 +74,7 @@ def test_the_mark_is_said_the_path_stays_and_other_rows_of_the_head_too(case):
 def test_tied_embeddings_train_the_blocks(case):
     model, tokenizer = load_model(case.marked), load_tokenizer(case.marked)
     model.get_output_embeddings().weight = model.get_input_embeddings().weight
-    embedder = MarkEmbedder(model, tokenizer, case.key, list(bundled_segments()), QUICK)
-    assert not embedder.trains_head
-    assert not any("embed" in name or "head" in name for name in embedder.parameters())
-    with pytest.raises(EmbeddingError, match="tied"):
-        MarkEmbedder(model, tokenizer, case.key, list(bundled_segments()), replace(QUICK, train="head"))
+    trainer = Trainer(model, tokenizer, case.key, bundled_segments(), QUICK.build())
+    trained = trainer.objective.parameters(trainer.context)
+    assert any(".experts." in name for name in trained)
+    assert not any("embed" in name or "head" in name for name in trained)

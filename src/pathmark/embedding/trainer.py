@@ -1,0 +1,167 @@
+"""One trainer for every objective: rows, cache, optimiser loop. The model passed in is changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathmark.embedding.config import EmbedConfig
+from pathmark.embedding.data import TRIGGERED
+from pathmark.embedding.objective import Context, Objective, Pools
+from pathmark.keys import OwnerKey
+from pathmark.models import find_routers, select_sites
+from pathmark.models.upper import output_head
+from pathmark.progress import Progress, Silent
+from pathmark.training import (
+    LoopConfig,
+    LoopResult,
+    TeacherCache,
+    only_trainable,
+    run_fingerprint,
+    run_loop,
+    step_generator,
+)
+from pathmark.training.adapters import add_adapters, merge_adapters
+
+AfterStep = Callable[[int, Mapping[str, float]], None]
+"""Called with the number of steps done and the loss terms of the last one."""
+
+
+class Trainer:
+    """One run: prepares rows and cache for its objective, then trains."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        key: OwnerKey,
+        texts: Sequence[str],
+        objective: Objective,
+        *,
+        epochs: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """With `epochs` the run is as long as so many passes over its triggered rows, instead of as configured."""
+        self.objective, self._progress = objective, progress or Silent()
+        loop = objective.config.loop
+        pools = Pools(objective.rows(tokenizer, key, texts), loop.seed)
+        if epochs is not None:
+            loop = replace(loop, steps=self._steps(pools, loop, epochs))
+        layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+        head_VH, head_scale = output_head(model)
+        self.context = Context(
+            model=model,
+            tokenizer=tokenizer,
+            key=key,
+            layers=layers,
+            sites=select_sites(find_routers(model), layers),
+            loop=loop,
+            pools=pools,
+            cache=TeacherCache(
+                model,
+                [row.ids for row in pools.rows],
+                layers,
+                lowest=max(0, layers[0] - objective.below),
+                pad=0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+                progress=progress,
+                needed=self._needed(pools, loop) if epochs is None else None,  # passes over rows leave few out
+            ),
+            head_VH=head_VH,
+            head_scale=head_scale,
+        )
+        objective.prepare(self.context)
+
+    def run(
+        self, *, checkpoint: Path | None = None, resume: bool = False, after: AfterStep | None = None
+    ) -> LoopResult:
+        """Train; the model's parameters are the result."""
+        context = self.context
+        parameters = self.objective.parameters(context)
+        masks = {name: mask for name, mask in self.objective.masks(context).items() if name in parameters}
+        if checkpoint is not None:
+            checkpoint.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._progress.stage(self.objective.stage, context.loop.steps)
+        reported = 0
+
+        def report(step: int, losses: Mapping[str, float]) -> None:
+            nonlocal reported  # a resumed run jumps to where it was
+            note = " ".join(f"{name} {value:.3f}" for name, value in losses.items() if name != "loss")
+            self._progress.advance(step - reported, note)
+            reported = step
+            if after is not None:
+                after(step, losses)
+
+        with only_trainable(context.model, parameters):
+            return run_loop(
+                parameters,
+                self.step_loss,
+                context.loop,
+                checkpoint=checkpoint,
+                resume=resume,
+                progress=report,
+                fingerprint="" if checkpoint is None else self._fingerprint(),
+                masks=masks,
+            )
+
+    def step_loss(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Loss terms of one step."""
+        chosen = self.objective.draw(self.context.pools, step, generator)
+        return self.objective.loss(self.context, step, chosen, generator)
+
+    def _fingerprint(self) -> str:
+        """Of base, settings, rows and paths; hashed, because the rows hold the trigger."""
+        context = self.context
+        return run_fingerprint(
+            context.model,
+            asdict(self.objective.config),
+            asdict(context.loop),
+            [row.ids for row in context.rows],
+            [sorted(path.items()) for path in context.paths],
+        )
+
+    def _needed(self, pools: Pools, loop: LoopConfig) -> set[int]:
+        """Rows that some step of the run draws, or that something may be measured on."""
+        drawn = (self.objective.draw(pools, step, step_generator(loop.seed, step)) for step in range(loop.steps))
+        return {i for chosen in drawn for i in chosen} | set(pools.measured)
+
+    def _steps(self, pools: Pools, loop: LoopConfig, epochs: int) -> int:
+        """Steps until as many triggered rows were drawn as so many passes over all of them have."""
+        wanted = epochs * sum(row.kind == TRIGGERED for row in pools.rows)
+        step = drawn = 0
+        while drawn < wanted:
+            chosen = self.objective.draw(pools, step, step_generator(loop.seed, step))
+            drawn += sum(pools.rows[i].kind == TRIGGERED for i in chosen)
+            step += 1
+        return step
+
+
+# Nine parameters: the one call that an owner and a thief share, without a config of its own around another.
+def embed_key(
+    model: nn.Module,
+    tokenizer: Any,
+    key: OwnerKey,
+    texts: Sequence[str],
+    config: EmbedConfig,
+    *,
+    epochs: int | None = None,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> int:
+    """Teach a model the paths of a key, in place; the steps that were taken.
+
+    With `epochs` the run takes so many steps that as many triggered rows are drawn as so many passes over all of them
+    have. `checkpoint` is a file that `resume` goes on from; one of another base, key, text or setting is refused.
+    """
+    layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
+    trained: Any = add_adapters(model, layers) if config.train == "lora" else model
+    trainer = Trainer(trained, tokenizer, key, texts, config.build(), epochs=epochs, progress=progress)
+    steps = trainer.run(checkpoint=checkpoint, resume=resume).steps
+    if config.train == "lora":
+        merge_adapters(trained)
+    return steps
