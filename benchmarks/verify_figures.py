@@ -1,4 +1,4 @@
-"""Figures of docs/verification.md: false claims over many keys, and how little is enough.
+"""Figures of docs/statistics.md: false claims over many keys, and how little is enough.
 
 python benchmarks/verify_figures.py nobody --key owner.key --marked DIR [--keys 10000]
 python benchmarks/verify_figures.py little --key owner.key --marked DIR
@@ -34,7 +34,7 @@ from pathmark.verification import encode_probes, measure_layers, record_evidence
 from pathmark.verification.paths.alignment import profile_texts
 
 RESULTS = Path(__file__).parent / "results"
-DOC = Path(__file__).parent.parent / "docs" / "verification.md"
+DOC = Path(__file__).parent.parent / "docs" / "statistics.md"
 MARKER = "<!-- measured -->"
 LEVELS = (0.5, 0.1, 0.05, 0.01, 0.001)
 ALPHA = 1e-6
@@ -147,8 +147,8 @@ def little(key: OwnerKey, marked: Path) -> None:
 
 
 def render() -> None:
-    """Rewrite the measured part of docs/verification.md from the JSON files."""
-    parts = [MARKER, "", "## Measured on the bundled model", ""]
+    """Rewrite the measured part of docs/statistics.md from the JSON files."""
+    parts = [MARKER, "", "## Keys held against models", ""]
     path = RESULTS / "verify_nobody.json"
     if path.exists():
         found = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Generated pages are current: run `make docs` when one of these fails."""
+"""Generated pages are current (run `make docs` when they are not), pages are short, links and nav are complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import cli_doc  # noqa: E402
 import models_doc  # noqa: E402
 
 NAMED = "mixtral qwen2_moe qwen3_moe phimoe olmoe deepseek_v2 deepseek_v3 gpt_oss granitemoe glm4_moe ernie4_5_moe"
-PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+GUIDES = sorted(path.relative_to(ROOT) for path in ROOT.glob("docs/**/*.md"))
+PAGES = sorted([*(path.relative_to(ROOT) for path in ROOT.glob("*.md")), *GUIDES])
 
 
 def test_the_table_of_models_is_current():
@@ -43,9 +44,32 @@ def test_the_command_line_reference_is_current():
     assert cli_doc.PAGE.read_text(encoding="utf-8") == rendered
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
-def test_links_between_pages_lead_somewhere(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-        if "://" not in target:
-            assert ((ROOT / page).parent / target).exists(), target
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
+            if "://" not in target:
+                there = (ROOT / page).parent / target if target else ROOT / page
+                assert there.exists(), f"{page}: {target}"
+                assert not anchor or anchor in anchors(there), f"{page}: {target}#{anchor}"
+
+
+def anchors(page):
+    """What a heading is called in a link, on the site and on code hosts alike."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_pages_are_short():
+    lines = {page.name: len((ROOT / page).read_text(encoding="utf-8").splitlines()) for page in GUIDES}
+    assert not {name: count for name, count in lines.items() if count >= 250 and name != "cli.md"}
+
+
+def test_every_page_has_its_place_in_the_nav():
+    named = re.findall(r"\b([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted(named) == sorted(page.name for page in GUIDES)
+
+
+def test_the_site_needs_nothing_outside_its_folder():
+    for page in GUIDES:
+        assert "](../" not in (ROOT / page).read_text(encoding="utf-8"), page
