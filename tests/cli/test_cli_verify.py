@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import shutil
 import stat
 import sys
 from importlib.resources import files
@@ -14,16 +16,19 @@ import pytest
 import torch
 from click.testing import CliRunner
 from embed_helpers import key_for
-from pathmark.verification.routefile import write_routes
+from pathmark.verification.recorded.routefile import write_routes
+from tsa import Authority
 from verify_helpers import PASSPHRASE
 
 from pathmark.cli.main import cli
 from pathmark.errors import PathmarkError, VerificationError
-from pathmark.keys import Ledger, Registry, commit_key, save_key
-from pathmark.keys.canonical import canonical
+from pathmark.keys import Ledger, Registry, save_key
+from pathmark.keys.timestamps import existed_by
 from pathmark.models import load_model, load_tokenizer
 from pathmark.models.checkpoint import write_model
+from pathmark.verification import claims
 
+DAY = datetime.timedelta(days=1)
 REPLIES = json.loads(files("pathmark.verification").joinpath("blackbox.schema.json").read_text())
 SCHEMA = json.loads(files("pathmark.verification").joinpath("verify.schema.json").read_text())
 
@@ -117,19 +122,36 @@ def test_an_original_of_another_build_is_a_note(case):
     assert "not read behind the original's lower layers: expected an original of the same build" in result.output
 
 
-def test_strict_needs_a_dated_commitment(case, tmp_path):
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command as an authority")
+def test_strict_needs_a_commitment_that_somebody_else_dated(case, tmp_path, monkeypatch):
     common = ("verify", case.marked, "--key", case.key_file, "--n-texts", 6, "--strict")
     undecided = run(*common)
     assert undecided.exit_code == 2
     assert "UNDECIDED" in undecided.output
     found = json.loads(run(*common, "--json").stdout)
     assert (found["verdict"], found["marked"]) == ("undecided", None)
-    commitment = tmp_path / "key.commitment.json"
-    commitment.write_bytes(canonical(commit_key(case.key, created="2026-01-05T00:00:00Z").document()))
-    dated = (*common, "--commitment", commitment, "--suspect-published", "2026-06-01", "--json")
-    result = run(*dated)
+    authority, commitment = Authority(tmp_path / "authority"), tmp_path / "key.commitment.json"
+    request, answer = tmp_path / "q.tsq", tmp_path / "a.tsr"
+    made = run("commit", case.key_file, "-o", commitment, "--timestamp-request", request)
+    assert made.exit_code == 0, made.output
+    today = datetime.datetime.now(datetime.UTC).date()
+    dated = (*common, "--commitment", commitment, "--suspect-published", today, "--json")
+    trusting = (*dated, "--timestamp-roots", authority.root)
+    assert run(*trusting).exit_code == 2  # nobody has stamped it yet
+    answer.write_bytes(authority.answer(request.read_bytes()))
+    stamped = run("commit", "--stamp", commitment, "--timestamp", answer)
+    assert stamped.exit_code == 0, stamped.output
+    checked = run("commit", "--check", commitment, "--timestamp-roots", authority.root)
+    assert checked.exit_code == 0
+    assert f"existed no later than {today}" in checked.output
+    assert "which counts for nobody else" in run("commit", "--check", commitment).output
+    assert "is not older than the suspect" in json.loads(run(*trusting).stdout)["anchor"]["reason"]
+    # as if it had been stamped two days ago; without a stamp there is nothing to move
+    monkeypatch.setattr(claims, "existed_by", lambda made, roots: (roots and existed_by(made, roots) - 2 * DAY) or None)
+    result = run(*trusting)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["anchored"]
+    assert run(*dated).exit_code == 2  # the reader trusts no authority
 
 
 def test_the_verdict_outlives_its_log(case, tmp_path, monkeypatch):
@@ -236,7 +258,7 @@ def test_trace(case, tmp_path, monkeypatch):
     assert run("trace", case.base, *common).exit_code == 1
     break_embedding(case, tmp_path / "broken")
     assert run("trace", tmp_path / "broken", *common).exit_code == 1
-    monkeypatch.setattr("pathmark.verification.suspect.record_evidence", None)  # nobody reads the suspect as it is
+    monkeypatch.setattr("pathmark.verification.weights.suspect.record_evidence", None)  # nobody reads the suspect as it is
     result = run("trace", tmp_path / "broken", *common, "--original", case.base)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["id"] in (3, None)  # a mark of 60 steps may be found before its id can be read

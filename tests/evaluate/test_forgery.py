@@ -108,9 +108,8 @@ def test_replayed_claims_are_refused_or_charged():
     assert "not in the commitment" in forged[0].reason
     assert "another owner than the commitment" in forged[1].reason
     assert forged[2].p_third_party.value == 1
-    # the stated date alone would have convinced: only the witness's counts
     backdated = commit_key(thief, created="2020-01-01T00:00:00Z")
-    assert judge_anchor(thief, backdated, PUBLISHED).anchored
+    assert not judge_anchor(thief, backdated, PUBLISHED).anchored  # a date that its owner wrote dates nothing
 
 
 def test_a_claim_without_a_name_is_nobody_s():

@@ -19,6 +19,7 @@ from pathmark.keys import commit_key
 from pathmark.models import load_model
 from pathmark.stats import Family, exact_test
 from pathmark.verification import (
+    Anchor,
     Criteria,
     ExamineConfig,
     examine,
@@ -99,7 +100,7 @@ def test_what_a_thief_broke_below_the_mark_is_left_out_by_a_graft(case, tmp_path
             parameter.normal_(std=float(parameter.std()) + 1.0)
     alone = verify_model(model, key, probes, criteria=LOW)
     assert not alone.marked
-    anchor = judge_anchor(key, commit_key(key, created="2026-01-05T00:00:00Z"), datetime.date(2026, 3, 1))
+    anchor = Anchor(True, "dated", 80)
     verdict = verify_model(model, key, probes, original=original, criteria=replace(LOW, anchor=anchor))
     assert verdict.marked
     assert verdict.grafted
@@ -130,7 +131,7 @@ def test_a_graft_convicts_nobody_else(case, tmp_path):
     assert sound.other.grafted
 
 
-def test_what_a_third_party_reads(case):
+def test_what_a_third_party_reads(case, monkeypatch):
     probes = profile_texts(case.key)[:6]
     evidence = record_evidence(load_model(case.marked), case.key, probes)
     undated = judge(case.key, evidence)
@@ -138,7 +139,13 @@ def test_what_a_third_party_reads(case):
     assert undated.p_third_party.value == 1
     assert not judge(case.key, evidence, criteria=Criteria(strict=True)).marked
     early = commit_key(case.key, created="2026-02-01T00:00:00Z")
+    own_word = judge_anchor(case.key, early, datetime.date(2026, 3, 1))
+    assert not own_word.anchored
+    assert "only what its owner says" in own_word.reason
+    stamped = datetime.datetime(2026, 2, 1, 23, 59, tzinfo=datetime.UTC)  # what a trusted authority is taken to say
+    monkeypatch.setattr("pathmark.verification.claims.existed_by", lambda commitment, roots: stamped)
     anchored = judge_anchor(case.key, early, datetime.date(2026, 3, 1))
+    assert "existed no later than 2026-02-01" in anchored.reason
     strict = judge(case.key, evidence, criteria=Criteria(anchor=anchored, strict=True))
     assert strict.marked
     assert strict.p_third_party == strict.p

@@ -112,6 +112,10 @@ _judge_options = together(
         "--suspect-published", "published", type=click.DateTime(["%Y-%m-%d"]), callback=_day,
         help="The day on which the suspect, or its first ancestor, was published.",
     ),
+    click.option(
+        "--timestamp-roots", type=PATH,
+        help="Root certificates (PEM) of the time-stamping authorities that you trust with the commitment's date.",
+    ),
     click.option("--strict", is_flag=True, help="Let the third party's p-value decide, not the owner's."),
     significance_option,
     suspects_option,
@@ -136,7 +140,8 @@ def judged_by(options: dict[str, Any]) -> dict[str, Any]:
 
     measures = {name: options[name] for name in ("gamma", "significance", "strict") if name in options}
     criteria: Criteria = Criteria(**measures, family=Family(suspects=options["suspects"], keys=options["keys"]))
-    return {"criteria": criteria, "commitment": options["commitment"], "published": options["published"]}
+    given = {name: options[name] for name in ("commitment", "published", "timestamp_roots")}
+    return {"criteria": criteria, **given}
 
 
 def _must_be_new(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:

@@ -12,7 +12,7 @@ from pathmark.cli._options import PATH, Group, json_option
 
 @click.group(cls=Group)
 def command() -> None:
-    """Show who got which id."""
+    """Show who got which id, and whether somebody altered the list."""
 
 
 EXAMPLES = """\b
@@ -58,3 +58,32 @@ def list_(registry: Path, as_json: bool) -> None:
     console = Console(soft_wrap=True)
     console.print(table)
     console.print(f"{len(entries)} ids of key {fingerprint}; the nearest two differ in {distance} layers.")
+
+
+CHECK_EXAMPLES = """\b
+Examples:
+  pathmark registry check licensees.db
+  pathmark registry check licensees.db --json
+"""
+
+
+@command.command("check", epilog=CHECK_EXAMPLES)
+@click.argument("registry", type=PATH)
+@json_option
+def check(registry: Path, as_json: bool) -> None:
+    """Check that every row is as the owner's key signed it; an altered or missing one is named.
+
+    Exit code 0: the whole list holds, 1: a row does not. That rows at the end are missing, only a later copy shows.
+    """
+    from pathmark.keys import Registry
+
+    book = Registry(registry)
+    problems, count = book.problems(), len(book.entries())
+    if as_json:
+        echo_json({"holds": not problems, "problems": problems, "issued": count, "fingerprint": book.fingerprint()})
+    else:
+        click.echo(
+            "\n".join(problems) if problems else f"All {count} rows are as key {book.fingerprint()} signed them."
+        )
+    if problems:
+        raise SystemExit(1)

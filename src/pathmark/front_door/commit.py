@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import datetime
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +10,21 @@ from typing import Any
 
 from pathmark.errors import KeyFileError
 from pathmark.front_door.keys import KeyLike, open_key
-from pathmark.keys import Commitment, check_claim, check_commitment, commit_key, commit_release, load_commitment
+from pathmark.keys import (
+    Commitment,
+    check_claim,
+    check_commitment,
+    commit_key,
+    commit_release,
+    load_commitment,
+    write_commitment,
+)
 from pathmark.keys.commitment import load_public
 from pathmark.keys.keyfile import PassphraseSource
 from pathmark.keys.release import Progress as FileProgress
 from pathmark.keys.release import release_files
+from pathmark.keys.safefile import write_whole
+from pathmark.keys.timestamps import existed_by, load_answer, load_roots, stamp, timestamp_request
 from pathmark.progress import Progress
 
 
@@ -35,7 +45,7 @@ class Committed:
         bound = f"\nbinds {len(made.files)} files, {sum(f.size for f in made.files):,} bytes" if made.files else ""
         return (
             f"{name}{made.kind} commitment of {made.fingerprint}, revision {made.revision}{bound}\n"
-            "Anchor it in time outside: a transparency log, a notary, a signed tag (docs/disputes.md)."
+            "Its date is only what you say: have it stamped by an authority (--timestamp-request, then --stamp)."
         )
 
 
@@ -44,10 +54,12 @@ def commit(
     output: str | os.PathLike[str] | None = None,
     *,
     release: str | os.PathLike[str] | None = None,
+    request: str | os.PathLike[str] | None = None,
     passphrase: PassphraseSource = None,
     progress: Progress | None = None,
 ) -> Committed:
-    """Commit to a key, and with `release` also to the sha256 of every released file.
+    """Commit to a key, and with `release` also to the sha256 of every released file. `request`: a file to write, which
+    asks a time-stamping authority (RFC 3161) to vouch for the date.
 
     Example:
         pathmark.commit("owner.key", "release.commitment.json", release="./marked")
@@ -57,15 +69,19 @@ def commit(
         commitment = commit_key(owner)
     else:
         commitment = commit_release(owner, Path(release), progress=_megabytes(Path(release), progress))
+    if request is not None:
+        write_whole(Path(request), timestamp_request(commitment))
     if file is not None:
-        try:
-            with file.open("x", encoding="ascii") as stream:
-                stream.write(json.dumps(commitment.document(), indent=1) + "\n")
-        except FileExistsError:
-            raise KeyFileError(f"{file} already exists; choose another name, commitments are kept") from None
-        except OSError as error:
-            raise KeyFileError(f"cannot write {file}: {error.strerror}") from None
+        write_commitment(commitment, file)
     return Committed(commitment, file)
+
+
+def stamp_commitment(commitment: str | os.PathLike[str], answer: str | os.PathLike[str]) -> Committed:
+    """Attach a time-stamping authority's answer to a commitment file; one over something else is refused."""
+    file = Path(commitment)
+    stamped = stamp(load_commitment(file), load_answer(Path(answer)))
+    write_commitment(stamped, file, replacing=True)
+    return Committed(stamped, file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +94,8 @@ class CheckConfig:
     """The folder whose files it should bind."""
     claim: str | os.PathLike[str] | None = None
     """A revealed watermark that it should contain."""
+    timestamp_roots: str | os.PathLike[str] | None = None
+    """PEM file with the root certificates of the time-stamping authorities that the reader trusts."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +106,8 @@ class CheckedCommitment:
     problems: tuple[str, ...]
     compared: tuple[str, ...]
     """What it was held against."""
+    existed_by: datetime.datetime | None
+    """The earliest moment that a trusted authority vouches for."""
 
     @property
     def holds(self) -> bool:
@@ -96,13 +116,17 @@ class CheckedCommitment:
 
     def summary(self) -> dict[str, Any]:
         """The JSON object of `pathmark commit --check --json`."""
-        return {"holds": self.holds, "problems": list(self.problems), **_summary(self.commitment)}
+        moment = None if self.existed_by is None else self.existed_by.isoformat()
+        return {"holds": self.holds, "problems": list(self.problems), "existed_by": moment, **_summary(self.commitment)}
 
     def words(self) -> str:
         """Some lines for people."""
         made = self.commitment
         end = f"holds: {', '.join(self.compared)}" if self.holds else "does not hold"
-        lines = [f"{made.kind} commitment of {made.fingerprint}", f"dated {made.created} by its owner"]
+        dated = f"dated {made.created} by its owner, which counts for nobody else"
+        if self.existed_by is not None:
+            dated = f"existed no later than {self.existed_by:%Y-%m-%d %H:%M} UTC, by an authority that you trust"
+        lines = [f"{made.kind} commitment of {made.fingerprint}", dated, *made.limits]
         return "\n".join([*lines, *(f"  {problem}" for problem in self.problems), end])
 
 
@@ -124,8 +148,9 @@ def check(
             check_claim(load_public(Path(config.claim), "claim"), made)
         except KeyFileError as error:
             problems.append(str(error))
+    roots = [] if config.timestamp_roots is None else load_roots(Path(config.timestamp_roots))
     told = [name for name in ("key", "release", "claim") if getattr(config, name) is not None]
-    return CheckedCommitment(made, tuple(problems), ("signature", *told))
+    return CheckedCommitment(made, tuple(problems), ("signature", *told), existed_by(made, roots))
 
 
 def _summary(commitment: Commitment) -> dict[str, Any]:
@@ -137,6 +162,8 @@ def _summary(commitment: Commitment) -> dict[str, Any]:
         "revision": commitment.revision,
         "root": commitment.root.hex(),
         "files": len(commitment.files),
+        "version": commitment.version,
+        "timestamps": len(commitment.timestamps),
     }
 
 

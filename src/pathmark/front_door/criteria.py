@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from pathmark.keys import Commitment, OwnerKey, load_commitment
+from pathmark.keys.timestamps import load_roots
 from pathmark.verification import Criteria, judge_anchor
 
 
@@ -19,6 +21,8 @@ class JudgeConfig:
     """Published commitment of the key; with `published` it dates the key, unless the criteria hold an anchor."""
     published: datetime.date | None = None
     """Day on which the suspect, or its first ancestor, was published."""
+    timestamp_roots: str | os.PathLike[str] | None = None
+    """PEM file with the root certificates of the time-stamping authorities that the reader trusts."""
 
     def criteria_for(self, key: OwnerKey) -> Criteria:
         """The criteria with the key's date."""
@@ -26,4 +30,5 @@ class JudgeConfig:
             return self.criteria
         given = self.commitment
         loaded = given if given is None or isinstance(given, Commitment) else load_commitment(os.fspath(given))
-        return replace(self.criteria, anchor=judge_anchor(key, loaded, self.published))
+        roots = [] if self.timestamp_roots is None else load_roots(Path(self.timestamp_roots))
+        return replace(self.criteria, anchor=judge_anchor(key, loaded, self.published, roots))

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pathmark.errors import KeyFileError
 from pathmark.front_door.keys import KeyLike, open_key
 from pathmark.front_door.suspect import LookConfig, ModelLike, look
 from pathmark.keys import OwnerKey, Registry
@@ -73,6 +74,8 @@ def _opened(key: KeyLike, registry: RegistryLike, passphrase: PassphraseSource) 
     owner = open_key(key, passphrase)
     book = registry if isinstance(registry, Registry) else Registry(Path(registry))
     book.check_key(owner)
+    if problems := book.problems():
+        raise KeyFileError(f"{book.path} names nobody: {problems[0]}")
     return owner, book
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from cryptography.x509 import Certificate
 
 from pathmark.errors import VerificationError
 from pathmark.keys import Commitment, OwnerKey, check_commitment
+from pathmark.keys.timestamps import existed_by
 from pathmark.stats import GRINDING_BITS, PValue, third_party_p
 
 
@@ -26,11 +30,16 @@ class Anchor:
         return third_party_p(p, anchored=self.anchored, grinding_bits=self.charge_bits)
 
 
-def judge_anchor(key: OwnerKey, commitment: Commitment | None = None, published: datetime.date | None = None) -> Anchor:
+def judge_anchor(
+    key: OwnerKey,
+    commitment: Commitment | None = None,
+    published: datetime.date | None = None,
+    roots: Sequence[Certificate] = (),
+) -> Anchor:
     """Compare the commitment's date with the day on which the suspect, or its first ancestor, was published.
 
-    The date inside a commitment is what its owner says; the verdict repeats that the anchor outside has to be
-    checked (docs/disputes.md). A commitment that does not fit the key is an error, not a missing anchor.
+    The date inside a commitment is what its owner says and counts for nothing; one that a time-stamping authority under
+    the given `roots` vouches for does. A commitment that does not fit the key is an error, not a missing anchor.
     """
     if published is not None and published > datetime.datetime.now(datetime.UTC).date():
         raise VerificationError(f"the suspect cannot have been published on {published}, which is yet to come")
@@ -43,9 +52,21 @@ def judge_anchor(key: OwnerKey, commitment: Commitment | None = None, published:
         raise VerificationError(f"the commitment does not fit the key: {'; '.join(problems)}")
     if published is None:
         return Anchor(False, "the day on which the suspect was published is unknown (--suspect-published)", charge)
-    dated = commitment.created_at.astimezone(datetime.UTC).date()
+    if commitment.limits:
+        return Anchor(False, f"of the commitment, {commitment.limits[0]}", charge)
+    moment = existed_by(commitment, roots)
+    if moment is None:
+        return Anchor(
+            False,
+            "the commitment's date is only what its owner says; no authority that the reader trusts has stamped it "
+            "(pathmark commit --stamp, --timestamp-roots)",
+            charge,
+        )
+    dated = moment.astimezone(datetime.UTC).date()
     if dated >= published:
         return Anchor(False, f"the commitment of {dated} is not older than the suspect of {published}", charge)
     return Anchor(
-        True, f"the key was committed on {dated}, before the suspect of {published}; check that date's anchor", charge
+        True,
+        f"the key's commitment existed no later than {dated} by a trusted timestamp, before the suspect of {published}",
+        charge,
     )
