@@ -16,7 +16,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 from embed_helpers import key_for
-from pathmark.verification.recorded.routefile import write_routes
 from tsa import Authority
 from verify_helpers import PASSPHRASE
 
@@ -27,6 +26,7 @@ from pathmark.keys.timestamps import existed_by
 from pathmark.models import load_model, load_tokenizer
 from pathmark.models.checkpoint import write_model
 from pathmark.verification import claims
+from pathmark.verification.recorded.routefile import write_routes
 
 DAY = datetime.timedelta(days=1)
 REPLIES = json.loads(files("pathmark.verification").joinpath("blackbox.schema.json").read_text())
@@ -258,7 +258,8 @@ def test_trace(case, tmp_path, monkeypatch):
     assert run("trace", case.base, *common).exit_code == 1
     break_embedding(case, tmp_path / "broken")
     assert run("trace", tmp_path / "broken", *common).exit_code == 1
-    monkeypatch.setattr("pathmark.verification.weights.suspect.record_evidence", None)  # nobody reads the suspect as it is
+    # nobody reads the suspect as it is
+    monkeypatch.setattr("pathmark.verification.weights.suspect.record_evidence", None)
     result = run("trace", tmp_path / "broken", *common, "--original", case.base)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["id"] in (3, None)  # a mark of 60 steps may be found before its id can be read

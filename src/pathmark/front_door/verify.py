@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,9 @@ def verify(
     config = config or VerifyConfig()
     owner = open_key(key, passphrase)
     criteria = config.criteria_for(owner)
+    if config.texts is not None and criteria.anchor is not None and criteria.anchor.anchored:
+        chosen = criteria.anchor.undated("the texts that the suspect was read with were chosen for this reading")
+        criteria = replace(criteria, anchor=chosen)
     if config.reference is not None:
         (progress or Silent()).stage("reference", None)
         trusted = config.examine.trust_remote_code

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cryptography.x509 import Certificate
 
@@ -24,10 +24,29 @@ class Anchor:
     """In words, for the verdict."""
     charge_bits: int
     """What a third party charges an undated key: hashing, and every choice that needs none."""
+    committed: Mapping[str, str] = field(default_factory=dict)
+    """Attachment -> sha256 under the commitment: what was fixed with the key, and not after the suspect was seen."""
+    private: bool = False
+    """Whether this is the owner's reading alone: then a third party learns nothing from it."""
 
     def p(self, p: PValue) -> PValue:
         """The p-value as a third party reads it."""
+        if self.private:
+            return PValue(0.0)
         return third_party_p(p, anchored=self.anchored, grinding_bits=self.charge_bits)
+
+    def fixed(self, key: OwnerKey, names: Iterable[str]) -> bool:
+        """Whether the key's attachments of these names are the ones that were committed."""
+        now = key.attachments_at(key.revision)
+        return all(name not in now or self.committed.get(name) == now[name].digest for name in names)
+
+    def undated(self, reason: str) -> Anchor:
+        """The same for a reading that was chosen later than the key was dated: it is charged."""
+        return replace(self, anchored=False, reason=reason)
+
+    def withheld(self, reason: str) -> Anchor:
+        """The same for a reading that rests on what its claimant could choose or make up."""
+        return replace(self, anchored=False, private=True, reason=reason)
 
 
 def judge_anchor(
@@ -69,4 +88,5 @@ def judge_anchor(
         True,
         f"the key's commitment existed no later than {dated} by a trusted timestamp, before the suspect of {published}",
         charge,
+        {name: entry.digest for name, entry in key.attachments_at(commitment.revision).items()},
     )

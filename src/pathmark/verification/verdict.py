@@ -70,10 +70,12 @@ class Verdict(ABC):
         if self.p is None:
             return f"{found}: free-text marks, for which nothing bounds chance, {self._seen()}."
         charged = "" if self.anchor.anchored else f", charged {self.anchor.charge_bits} bits"
+        third = f"A third party reads {self.p_third_party}{charged}"
+        if self.anchor.private:
+            third = "This is the owner's reading alone, and a third party learns nothing from it"
         return (
             f"{found}: p = {self.p} at level {self.criteria.significance:g} (smallest possible {self.p_floor}; "
-            f"{self.criteria.family}), {self._seen()}. A third party reads {self.p_third_party}{charged}: "
-            f"{self.anchor.reason}."
+            f"{self.criteria.family}), {self._seen()}. {third}: {self.anchor.reason}."
         )
 
     @abstractmethod

@@ -23,16 +23,19 @@ class Evidence:
     """One per decoy trigger, on the first texts."""
     alignment: Alignment | None = None
     """How the suspect's experts were matched; None where it was taken by its own numbers."""
+    handed_over: bool = False
+    """Whether somebody brought these routes, instead of this program measuring them."""
 
     def aligned(self, alignment: Alignment | None) -> Evidence:
         """The same in the owner's numbering."""
         if alignment is None:
             return self
-        return Evidence(
-            alignment.apply(self.clean),
-            tuple(alignment.apply(routes) for routes in self.triggered),
-            tuple(alignment.apply(routes) for routes in self.decoys),
-            alignment,
+        return replace(
+            self,
+            clean=alignment.apply(self.clean),
+            triggered=tuple(alignment.apply(routes) for routes in self.triggered),
+            decoys=tuple(alignment.apply(routes) for routes in self.decoys),
+            alignment=alignment,
         )
 
     def measured(self, key: OwnerKey) -> list[list[LayerMeasurement]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pathmark.keys import OwnerKey
 from pathmark.stats import ExactResult, PValue, Rate, bonferroni, exact_test, exact_test_many
+from pathmark.verification.claims import Anchor
 from pathmark.verification.criteria import Criteria
 from pathmark.verification.decoys import DecoyControl
 from pathmark.verification.paths.alignment import Alignment
@@ -16,6 +17,12 @@ from pathmark.verification.paths.evidence import Evidence
 from pathmark.verification.paths.measures import PathScore, score_path
 from pathmark.verification.verdict import Verdict
 
+PROBED_WITH = ("probes.json",)
+"""Attachments that hold the texts a suspect is read with."""
+MATCHED_BY = (*PROBED_WITH, "profiles.npz", "sketches.npz")
+"""Attachments that decide which of a suspect's experts is taken for which of the owner's."""
+DECOYS_SPEAK = 1e-3
+"""Where decoys are this unlikely, after their own charge, they take a third party's reading away."""
 UNREACHABLE = (
     "this key cannot reach the level on this suspect (smallest possible p {}): no verdict against it, and none for it"
 )
@@ -155,6 +162,7 @@ def judge(
     for two, and the smaller p is the verdict. `notes` say what could not be done (`Examined.notes`).
     """
     settled = (criteria or Criteria()).of(key)
+    settled = replace(settled, anchor=_third_party(key, evidence, settled))
     if fed is None:
         return _judge(key, evidence, settled, notes)
     twice = replace(settled, family=replace(settled.family, statistics=2 * settled.family.statistics))
@@ -162,6 +170,28 @@ def judge(
     if second.p.log10 < plain.p.log10:
         return replace(second, grafted=True, other=plain)
     return replace(plain, other=replace(second, grafted=True))
+
+
+def _third_party(key: OwnerKey, evidence: Evidence, criteria: Criteria) -> Anchor:
+    """The anchor, withheld where the reading rests on what its claimant may have chosen after seeing the suspect."""
+    anchor, matched = criteria.anchor, evidence.alignment
+    assert anchor is not None
+    if evidence.handed_over:
+        return anchor.withheld("whoever claims the mark recorded these routes, and could have written any")
+    if matched is not None and not matched.identity and not anchor.fixed(key, MATCHED_BY):
+        return anchor.withheld(
+            "experts were renumbered by profiles that no dated commitment fixes, and profiles chosen afterwards can "
+            "lead to any experts; commit the key again after embedding, or read by numbers with --no-align"
+        )
+    if anchor.anchored and not anchor.fixed(key, PROBED_WITH):
+        return anchor.undated("the texts that the suspect was read with are not in the dated commitment")
+    control = _control(key, evidence)
+    if control is not None and control.smallest.value <= DECOYS_SPEAK:
+        return anchor.withheld(
+            f"triggers of other keys lead to the same experts (smallest p {control.smallest}), so this trigger is not "
+            "what does it"
+        )
+    return anchor
 
 
 def _judge(key: OwnerKey, evidence: Evidence, criteria: Criteria, notes: Sequence[str]) -> PathVerdict:

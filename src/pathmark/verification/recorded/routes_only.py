@@ -204,7 +204,7 @@ def examine_routes(path: Path, key: OwnerKey, *, aligned: bool = True) -> Examin
     """Evidence from a recording of routes that somebody else made (docs/routes.md)."""
     paired = pair_routes(key, read_routes(path, key.model))
     notes = [f"{paired.dropped} texts were left out: not all of their prompts were recorded"] * bool(paired.dropped)
-    evidence = Evidence(paired.clean, paired.triggered, paired.decoys)
+    evidence = Evidence(paired.clean, paired.triggered, paired.decoys, handed_over=True)
     texts = profile_texts(key) if aligned else []
     rows = [_place(tokens, texts) for tokens in paired.text_tokens]
     if any(row >= 0 for row in rows):
