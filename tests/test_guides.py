@@ -218,6 +218,8 @@ def test_misspelt_commands_are_noticed():
 def test_commands_named_in_sentences_exist():
     context = click.Context(cli)
     for page in PAGES:
+        if page.name == "key-format.md":  # its `pathmark leaf 1` and the like are bytes that are hashed
+            continue
         for name in re.findall(r"`pathmark ([a-z-]+)", page.read_text(encoding="utf-8")):
             assert cli.get_command(context, name) is not None, f"{page.name}: pathmark {name}"
 
@@ -227,7 +229,7 @@ def test_what_does_not_run_says_why():
     for block in silent:
         assert block.note.startswith(NOT_RUN), str(block)
         assert len(block.note.removeprefix(NOT_RUN).split()) > 1, f"{block}: not run, without a reason"
-    assert len(silent) == 14, "blocks that do not run are exceptions: count them here, knowingly"
+    assert len(silent) == 15, "blocks that do not run are exceptions: count them here, knowingly"
 
 
 def test_output_is_compared_or_says_why_not():
