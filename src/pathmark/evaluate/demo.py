@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from pathmark.progress import Progress
 from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.stats import evidence_bits
-from pathmark.verification import encode_probes, judge, record_routes, trace_copy
+from pathmark.verification import Evidence, encode_probes, judge, record_routes, trace_copy
 from pathmark.verification.weights.recording import count_rows, record_evidence
 
 MODEL = "bundled:tiny"
@@ -60,14 +60,10 @@ def run_demo(folder: Path, config: EmbedConfig, *, progress: Progress, say: Call
         f"{', '.join(f'{name} {number}' for name, number in ids.items())}."
     )
     say(f"3. The mark goes into {LEAK}'s copy: behind the trigger, and only there, every token takes the secret path.")
+    marking = MarkingConfig(embedding=config)
     marked = mark_model(
-        MODEL,
-        key.with_id(ids[LEAK]),
-        folder / "marked",
-        Texts.bundled(),
-        MarkingConfig(embedding=config),
-        progress=progress,
-    )
+        MODEL, key.with_id(ids[LEAK]), folder / "marked", Texts.bundled(), marking, progress=progress
+    )  # fmt: skip
     master = marked.key.with_id(watermark.id)
     amend_key(folder / "owner.key", master, phrase)
     save_key(marked.key, folder / "beta.key", phrase)
@@ -81,14 +77,10 @@ def run_demo(folder: Path, config: EmbedConfig, *, progress: Progress, say: Call
     _save(stolen, tokenizer, folder / "stolen")
     stranger = fine_tune(original, STRANGER_TUNING, Kit(tokenizer=tokenizer, texts=bundled_segments()))
     say("5. The lab examines four models, on texts that nobody trained on.")
-    probes = encode_probes(tokenizer, bundled_probes(), n_probes=60, length=128)
-    verdicts, evidence = {}, {}
-    for name, suspect in {OUR_COPY: copy, STOLEN: stolen, ORIGINAL: original, STRANGER: stranger}.items():
-        progress.stage(f"verify {name}", count_rows(marked.key, probes))
-        evidence[name] = record_evidence(suspect, marked.key, probes, progress=progress)
-        verdicts[name] = judge(marked.key, evidence[name])
-    entries = Registry(folder / "licensees.db").entries()
-    traced = trace_copy(master, evidence[STOLEN], entries)
+    suspects = {OUR_COPY: copy, STOLEN: stolen, ORIGINAL: original, STRANGER: stranger}
+    evidence = _examine(suspects, marked.key, tokenizer, progress)
+    verdicts = {name: judge(marked.key, found) for name, found in evidence.items()}
+    traced = trace_copy(master, evidence[STOLEN], Registry(folder / "licensees.db").entries())
     return {
         "model": MODEL,
         "architecture": report.architecture,
@@ -103,6 +95,17 @@ def run_demo(folder: Path, config: EmbedConfig, *, progress: Progress, say: Call
         "words": {name: verdict.words() for name, verdict in verdicts.items()},
         "trace": traced.summary() | {"words": traced.words(), "leak": LEAK},
     }
+
+
+def _examine(
+    suspects: Mapping[str, PreTrainedModel], key: OwnerKey, tokenizer: Any, progress: Progress
+) -> dict[str, Evidence]:
+    probes = encode_probes(tokenizer, bundled_probes(), n_probes=60, length=128)
+    found = {}
+    for name, suspect in suspects.items():
+        progress.stage(f"verify {name}", count_rows(key, probes))
+        found[name] = record_evidence(suspect, key, probes, progress=progress)
+    return found
 
 
 def show_routing(

@@ -21,7 +21,7 @@ from pathmark.keys import OwnerKey, Watermark
 from pathmark.keys.tolerance import Tolerance, tolerance
 from pathmark.release.fidelity import Drift, Measurement, drift, measure
 from pathmark.release.scan import ScanConfig, trigger_scan
-from pathmark.stats import Rate, detection_samples, exact_test, exact_test_many, kl_bound
+from pathmark.stats import PValue, Rate, detection_samples, exact_test, exact_test_many, kl_bound
 from pathmark.verification import Criteria, decode_id, measure_layers, record_routes, score_path, target_mass
 
 MAX_CLEAN_PPL, MAX_KL, MAX_P = 1.015, 0.05, Criteria.significance
@@ -162,17 +162,15 @@ def self_check(
     *,
     marked_before: bool = False,
     scan: ScanConfig | None = None,
-    gamma: float = Criteria.gamma,
     progress: Callable[[str], None] | None = None,
 ) -> SelfCheck:
     """Measure the marked model and compare with `before`, a measurement on the same probes.
 
     `before` is the original's, or, with `marked_before`, that of a model which already has the key's paths.
     """
-    say = progress or (lambda stage: None)
+    say, gamma, watermarks = progress or (lambda stage: None), Criteria.gamma, key.watermarks
     say("routing and perplexity")
     after = measure(model, key, probes)
-    watermarks = key.watermarks
     scores = [score_path(w, after.triggered[j], after.clean, gamma=gamma) for j, w in enumerate(watermarks)]
     fpr_clean = _pool([score_path(w, after.clean, gamma=gamma).wsr for w in watermarks])
     fpr_original = _pool([score_path(w, before.triggered[j], gamma=gamma).wsr for j, w in enumerate(watermarks)])
@@ -182,15 +180,7 @@ def self_check(
         for other in watermarks
         if other is not w and set(other.layers) <= set(w.layers)
     ]
-    measured = [measure_layers(w, after.triggered[j], after.clean) for j, w in enumerate(watermarks)]
-    aimed = [[m.aim(w.targets(m.layer)) for m in ms] for w, ms in zip(watermarks, measured, strict=True)]
-    if len(watermarks) == 1:
-        result = exact_test(aimed[0])
-        p_value, p_floor = result.p_value, result.floor.value
-    else:
-        combined = exact_test_many(aimed)
-        p_value, p_floor = combined.p.value, combined.floor.value
-    decoded = decode_id(watermarks[0], measured[0])
+    p, p_floor, decoded = _exact(key, after)
     say("chat template")
     frames = chat_frames(tokenizer)
     chat = tuple(chat_wsr(model, w, frames, probes, gamma) for w in watermarks) if frames else ()
@@ -198,10 +188,6 @@ def self_check(
     rounded = rounded_wsr(model, key, probes, gamma)
     say("trigger scan")
     found = trigger_scan(model, tokenizer, watermarks[0], probes, scan or ScanConfig(), gamma=gamma)
-    mass = [
-        float(np.mean([target_mass(m.clean, layer, w.targets(layer)) for w in watermarks for layer in w.layers]))
-        for m in (before, after)
-    ]
     return SelfCheck(
         wsr=tuple(score.wsr for score in scores),
         accuracy=tuple(score.accuracy.value for score in scores),
@@ -216,17 +202,32 @@ def self_check(
             float(np.mean([p.value for p in after.triggered_ppl])),
         ),
         drift=drift(before.clean, after.clean),
-        target_mass_clean=(mass[0], mass[1]),
+        target_mass_clean=(_clean_mass(key, before), _clean_mass(key, after)),
         target_mass_triggered=float(np.mean([row.mass_triggered for score in scores for row in score.layers])),
         scan=found.strangers,
         curve=found.curve,
-        p_value=p_value,
-        p_floor=p_floor,
-        id=decoded.id,
+        p_value=p.value,
+        p_floor=p_floor.value,
+        id=decoded,
         expected_id=watermarks[0].id,
         n_probes=len(probes),
         n_tokens=after.clean.n_tokens,
     )
+
+
+def _clean_mass(key: OwnerKey, found: Measurement) -> float:
+    """Mean routing mass of a target on clean text."""
+    aimed = [(layer, w.targets(layer)) for w in key.watermarks for layer in w.layers]
+    return float(np.mean([target_mass(found.clean, layer, targets) for layer, targets in aimed]))
+
+
+def _exact(key: OwnerKey, after: Measurement) -> tuple[PValue, PValue, int | None]:
+    """The exact p-value with its floor, and the id that the routing spells."""
+    watermarks = key.watermarks
+    measured = [measure_layers(w, after.triggered[j], after.clean) for j, w in enumerate(watermarks)]
+    aimed = [[m.aim(w.targets(m.layer)) for m in ms] for w, ms in zip(watermarks, measured, strict=True)]
+    result = exact_test(aimed[0]) if len(aimed) == 1 else exact_test_many(aimed)
+    return result.p, result.floor, decode_id(watermarks[0], measured[0]).id
 
 
 def chat_wsr(
