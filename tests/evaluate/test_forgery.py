@@ -103,11 +103,12 @@ def test_replayed_claims_are_refused_or_charged():
     assert honest.accepted
     assert honest.p == p
     forged = replay_claims(owner, thief, p, seen=SEEN, published=PUBLISHED, today=TODAY)
-    assert len(forged) == 4
+    assert len(forged) == 5
     assert not any(each.accepted for each in forged)
     assert "not in the commitment" in forged[0].reason
     assert "another owner than the commitment" in forged[1].reason
-    assert forged[2].p_third_party.value == 1
+    assert "signed by another key" in forged[2].reason
+    assert forged[3].p_third_party.value == 1
     backdated = commit_key(thief, created="2020-01-01T00:00:00Z")
     assert not judge_anchor(thief, backdated, PUBLISHED).anchored  # a date that its owner wrote dates nothing
 

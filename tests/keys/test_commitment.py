@@ -23,7 +23,6 @@ from pathmark.keys import (
     reveal_watermark,
     write_commitment,
 )
-from pathmark.keys import commitment as commitment_module
 from pathmark.keys.canonical import Document
 from pathmark.keys.leaves import LATEST, leaves
 from pathmark.keys.merkle import check_proof, leaf_hash, merkle_proof, merkle_root, padded_size
@@ -218,8 +217,7 @@ def two_keys_under_one_root() -> tuple[Document, list[Document]]:
     grown[3] = {**leaves(second, 0, LATEST)[1], "leaf": "watermark/0"}
     hashes = [leaf_hash(leaf) for leaf in grown]
     body = commit_key(first)
-    forged = replace(body, root=merkle_root(hashes))
-    forged = replace(forged, signature=first.signing_key.sign(commitment_module._signed_bytes(forged)))
+    forged = replace(body, root=merkle_root(hashes)).signed_by(first)
     claims = []
     for place in (1, 3):
         opened = [{"leaf": grown[i], "proof": merkle_proof(hashes, i)} for i in (0, place, 2)]
@@ -242,8 +240,7 @@ def test_the_number_of_watermarks_is_committed_and_told() -> None:
 
 def test_nobody_else_signs_an_owners_root() -> None:
     owner, thief = golden_key(), make_key(secret=b"thief" + bytes(27))
-    stolen = replace(commit_key(owner), public_key=thief.public_key, created="2001-01-01T00:00:00Z")
-    stolen = replace(stolen, signature=thief.signing_key.sign(commitment_module._signed_bytes(stolen)))
+    stolen = replace(commit_key(owner), created="2001-01-01T00:00:00Z").signed_by(thief)
     resigned = parse_commitment(stolen.document())  # its signature holds
     with pytest.raises(KeyFileError, match="signed by another key"):
         check_claim(reveal_watermark(owner, 0), resigned)

@@ -28,7 +28,6 @@ from torch import nn
 from pathmark.errors import VerificationError
 from pathmark.evaluate.dispute import SIGNIFICANCE, read_claim
 from pathmark.keys import (
-    Commitment,
     LayerPlan,
     ModelFacts,
     OwnerKey,
@@ -36,10 +35,8 @@ from pathmark.keys import (
     WatermarkRequest,
     commit_key,
     create_key,
-    parse_commitment,
     reveal_watermark,
 )
-from pathmark.keys.canonical import canonical
 from pathmark.keys.layout import cut_groups
 from pathmark.stats import LayerMeasurement, NullDistribution, PValue, exact_test, mass_difference
 from pathmark.verification import Anchor, judge_anchor, record_routes
@@ -237,10 +234,12 @@ def replay_claims(
     """
     claim, own = reveal_watermark(owner, 0), reveal_watermark(thief, 0)
     early = f"{seen - datetime.timedelta(days=365)}T00:00:00Z"
-    copied = _signed_root(thief, commit_key(owner).root, early)
+    copied = replace(commit_key(thief, created=early), root=commit_key(owner).root).signed_by(thief)
+    named = commit_key(owner, created=early).signed_by(thief)
     attempts = [
         ("the owner's claim with the thief's commitment", claim, commit_key(thief, created=early), seen),
         ("the owner's claim, its root signed by the thief on the same day", claim, copied, seen),
+        ("the owner's claim, its root and name signed by the thief on the same day", claim, named, seen),
         ("the thief's key, dated back", own, commit_key(thief, created=early), today),
         ("the thief's key, dated back, shown to nobody", own, commit_key(thief, created=early), None),
     ]
@@ -365,14 +364,6 @@ def _statistic(key: OwnerKey, measured: Sequence[LayerMeasurement]) -> float:
 
 def _null(measured: Sequence[LayerMeasurement], width: int) -> NullDistribution:
     return NullDistribution([(np.asarray(m.diff_E)[list(m.pool)], width) for m in measured])
-
-
-def _signed_root(thief: OwnerKey, root: bytes, created: str) -> Commitment:
-    """A well-formed commitment of the thief to somebody else's public root."""
-    body = {**commit_key(thief).document(), "root": root.hex(), "created": created}
-    del body["signature"]
-    signature = thief.signing_key.sign(b"pathmark commitment 1\n" + canonical(body))
-    return parse_commitment({**body, "signature": signature.hex()})
 
 
 def _read(name: str, tried: int, p: PValue, anchor: Anchor) -> Forgery:

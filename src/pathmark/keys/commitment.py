@@ -74,6 +74,11 @@ class Commitment:
         """The stated date, for comparison."""
         return datetime.datetime.fromisoformat(self.created)
 
+    def signed_by(self, key: OwnerKey) -> Commitment:
+        """The same with this key's signature under it."""
+        bare = replace(self, public_key=key.public_key)
+        return replace(bare, signature=key.signing_key.sign(_signed_bytes(bare)))
+
     def document(self) -> Document:
         """JSON form, to be published."""
         stamped = {"timestamps": [token.hex() for token in self.timestamps]} if self.timestamps else {}
@@ -180,8 +185,7 @@ def _signed(
     key: OwnerKey, kind: str, created: str | None, revision: int, files: tuple[ReleasedFile, ...]
 ) -> Commitment:
     found = root(key, revision, LATEST)
-    unsigned = Commitment(kind, key.owner, created or utc_now(), key.public_key, revision, found, files, b"")
-    return replace(unsigned, signature=key.signing_key.sign(_signed_bytes(unsigned)))
+    return Commitment(kind, key.owner, created or utc_now(), b"", revision, found, files, b"").signed_by(key)
 
 
 def _read(document: Document) -> Commitment | None:
