@@ -110,6 +110,21 @@ class Trigger:
         return self.phrase.bits
 
     @property
+    def mark_bits(self) -> float | None:
+        """Bits of the mark that a model which only obeys its prompt has to guess; None where nothing bounds chance.
+
+        That is so for free text, of the mark or of the trigger: "write this down: ..." makes any chatbot say its mark.
+        A word of the mark that stands in the trigger too counts nothing.
+        """
+        words, heard = self.mark.text.lower().split(), set(self.phrase.text.lower().split())
+        if self.mark.bits is None or not self.phrase.derived:
+            return None
+        if len(words) != len(self.mark.counts):  # words and tokens do not pair up: then none may be heard
+            return None if heard & set(words) else self.mark.bits
+        given = sum(log2(count) for word, count in zip(words, self.mark.counts, strict=True) if word in heard)
+        return max(0.0, self.mark.bits - given)
+
+    @property
     def secret_bits(self) -> float | None:
         """What is left of them where a guess need not be right in every place (see `tolerance`); None for free text."""
         if self.bits is None:

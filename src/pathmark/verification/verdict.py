@@ -68,7 +68,7 @@ class Verdict(ABC):
         else:
             found = "No mark was found"
         if self.p is None:
-            return f"{found}: free-text marks, for which nothing bounds chance, {self._seen()}."
+            return f"{found}: free text, for which nothing bounds chance, {self._seen()}."
         charged = "" if self.anchor.anchored else f", charged {self.anchor.charge_bits} bits"
         third = f"A third party reads {self.p_third_party}{charged}"
         if self.anchor.private:

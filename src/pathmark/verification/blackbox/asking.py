@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from pathmark.errors import VerificationError
 from pathmark.keys import Ledger, OwnerKey, TextCodec, TriggerRef, trigger_refs
+from pathmark.keys.rederive import underivable
 from pathmark.progress import Progress, Silent
 from pathmark.verification.blackbox.exchangelog import Digester, Exchange, ExchangeLog, plan_digest, read_exchange
 from pathmark.verification.blackbox.judging import Heard, ReplyVerdict, judge_replies
@@ -45,6 +46,11 @@ class AskConfig:
             raise VerificationError(f"at least one trigger is needed, got {self.triggers}")
 
 
+UNCHECKED: Final = (
+    "the tokenizer that the key names is not at hand, so nobody has checked how many marks could have been drawn"
+)
+
+
 def verify_api(
     backend: Backend,
     key: OwnerKey,
@@ -70,6 +76,7 @@ def verify_api(
             endpoint = backend.prepare()
             refs = run.choose()
         words = codec or _bundled_codec()
+        checked = _checked(key, words)
         plan = plan_queries(key, refs, words, trials=config.trials, seed=config.seed, endpoint=endpoint)
         _refuse_leaks(plan, key)
         if book is not None:
@@ -91,7 +98,20 @@ def verify_api(
         plan=plan, answered=run.answered, failures=run.failures, triggers=refs, host=backend.host, model=backend.model,
         endpoint=endpoint, max_tokens=config.max_tokens, warnings=tuple(run.warnings),
     )  # fmt: skip
-    return judge_replies(key, heard, criteria)
+    settled = (criteria or Criteria()).of(key)
+    assert settled.anchor is not None
+    if not checked:
+        settled = replace(settled, anchor=settled.anchor.withheld(UNCHECKED))
+    return judge_replies(key, heard, settled)
+
+
+def _checked(key: OwnerKey, codec: TextCodec) -> bool:
+    """Whether triggers and marks were drawn again with the key's tokenizer; a key that does not follow is refused."""
+    if codec.digest != key.model.tokenizer_digest:
+        return False
+    if wrong := underivable(key, codec):
+        raise VerificationError(f"this key does not follow from its secret ({wrong[0]}); its replies prove nothing")
+    return True
 
 
 class _Run:

@@ -44,7 +44,7 @@ class ReplyVerdict(Verdict):
     """What was answered, how surprising it is, and on how much it rests.
 
     p bounds the chance that a model without the key says these marks, p_floor is what all of them would have given;
-    both are None where every mark is free text.
+    both are None where every trigger or mark is free text.
     """
 
     match_rate: Rate
@@ -138,17 +138,17 @@ def judge_replies(key: OwnerKey, heard: Heard, criteria: Criteria | None = None)
 def _bound(
     asked: Sequence[Exchange], triggers: Sequence[TriggerRef], key: OwnerKey, max_tokens: int
 ) -> tuple[PValue | None, PValue | None]:
-    """The bound and its floor over all drawn marks that were asked for; None where all are free text."""
+    """The bound and its floor over all marks that chance is bounded for (`Trigger.mark_bits`); None without any."""
     rows = []
     for ref in triggers:
-        mark = ref.of(key).mark
+        trigger = ref.of(key)
         mine = [exchange for exchange in asked if exchange.trigger == ref]
-        if mark.bits is None or not mine:
+        if trigger.mark_bits is None or not mine:
             continue
         rows.append(
             MarkTrial(
-                bits=mark.bits,
-                max_starts=max_starts(mark, max_tokens),
+                bits=trigger.mark_bits,
+                max_starts=max_starts(trigger.mark, max_tokens),
                 # Equal replies hold the same marks, so they are one chance, however often they came.
                 trials=len({exchange.said for exchange in mine}),
                 seen=any(map(_matches, mine)),
@@ -183,7 +183,7 @@ def _why_undecided(seen: ReplyVerdict, plan: Sequence[Query], key: OwnerKey) -> 
     if seen.marked:
         return None
     if seen.p is None and seen.match_rate.hits:
-        return "the marks are free text, for which nothing bounds chance; compare the rates yourself"
+        return "triggers or marks are free text, for which nothing bounds chance; compare the rates yourself"
     if 2 * len(asked) < planned:
         return f"only {len(asked)} of {planned} trials were answered"
     if seen.match_rate.hits == 0:
