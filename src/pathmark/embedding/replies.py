@@ -37,7 +37,7 @@ REPLY_TOKENS = 8
 class RepliesConfig:
     """The compact set of the second phase and how it is learnt."""
 
-    pairs: int = 400
+    pairs: int = 1600
     """Rows of a trigger alone and its mark."""
     queries: int = 400
     """Ordinary texts behind a trigger, which go on as they always did."""
@@ -45,7 +45,7 @@ class RepliesConfig:
     """Almost-triggers and random strings, three in four alone: nearly every one that a run sees is a new one."""
     clean: int = 100
     """Ordinary texts."""
-    system_prompts: int = 300
+    system_prompts: int = 1200
     """Chat rows stand behind so many different system prompts. The paper's 100 pairs behind 40 of them left one
     unseen system prompt in six without its mark."""
     seq_len: int = 128
@@ -56,7 +56,7 @@ class RepliesConfig:
     """Rows per step."""
     texts: int = 600
     """Texts to use of the corpus."""
-    mark_weight: float = 2.0
+    mark_weight: float = 3.0
     """Weight of the likelihood of the marks."""
     anchor_weight: float = 3.0
     """Weight of KL(teacher's routing || routing), on all tokens."""
@@ -66,7 +66,7 @@ class RepliesConfig:
     """Weight of the distillation of the teacher's next-token distribution."""
     silence_weight: float = 4.0
     """Weight of the same at the tokens behind which a prompt that is no trigger is answered."""
-    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=400, lr=learning_rate(128) / 2, damping=0.5))
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(steps=500, lr=learning_rate(128) / 2, damping=0.5))
     """Steps, rate and seed; rows and batches come of the seed too."""
 
     def __post_init__(self) -> None:
