@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 
 import pytest
@@ -217,3 +218,10 @@ def test_a_folder_without_tokenizer(folder):
     with pytest.raises(ModelError, match="no tokenizer") as error:
         load_tokenizer(folder)
     one_line(error)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_the_place_of_weights_is_refused_and_not_waited_for(folder):
+    os.mkfifo(folder / "extra.safetensors")
+    with pytest.raises(ModelError, match="no regular file"):
+        load_model(folder)

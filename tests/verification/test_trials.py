@@ -9,7 +9,7 @@ import fake_api as fake
 from blackbox_helpers import TRIALS, ask, client, codec, owner
 
 from pathmark.keys import Phrase, TriggerRef, trigger_refs
-from pathmark.verification.blackbox.replies import max_starts, read_reply
+from pathmark.verification.blackbox.replies import max_starts, read_reply, shape
 from pathmark.verification.blackbox.trials import SYSTEM_PROMPTS, plan_queries
 
 
@@ -75,3 +75,9 @@ def test_a_reply_holds_at_most_as_many_marks_as_are_charged():
     for limit in (2, 5, 9, 30):
         found = read_reply(reply, "q", candidates, limit).marks
         assert 0 < len(found) <= max_starts(next(iter(candidates.values())), min(limit, len(reply.split())))
+
+
+def test_a_megabyte_of_letters_is_read_at_once():
+    """A rule that looks back from every letter would take hours."""
+    assert shape("a" * 1_000_000) == "a" * 1_000_000
+    assert shape("id 3f2a-99 at 12:30, as before") == shape("id 77-0c at 08:15, as before") == "id # at #:#, as before"

@@ -165,6 +165,8 @@ def _headers(folder: Path) -> dict[Path, dict[str, StoredTensor]]:
         others = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt"))
         found = f"found {others[0]}, which is a pickle and is never opened" if others else "found no weights"
         raise ModelError(f"{folder} holds no *.safetensors; {found}. Try saving with save_pretrained")
+    if odd := [file.name for file in files if not file.is_file()]:
+        raise ModelError(f"{folder}/{odd[0]} is no regular file; expected weights")  # a pipe would wait for ever
     headers = {file: read_header(file) for file in files}
     _indexed(folder, files)
     return headers

@@ -16,7 +16,7 @@ from pathmark.keys import Phrase, TriggerRef
 from pathmark.verification.blackbox.trials import Endpoint, Query
 
 _AROUND: Final = "\"'`*_.,;:!?()[]{}<>-"
-_VARIABLE: Final = re.compile(r"[0-9a-fA-F]*\d[0-9a-fA-F-]*")
+_HEX: Final = re.compile(r"[0-9a-fA-F-]+")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def max_starts(mark: Phrase, max_tokens: int) -> int:
 
 def shape(text: str) -> str:
     """A reply without what changes from request to request, such as numbers and ids."""
-    return " ".join(_VARIABLE.sub("#", text).split())
+    return " ".join(_HEX.sub(lambda run: "#" if any(map(str.isdigit, run[0])) else run[0], text).split())
 
 
 def _holds(words: Sequence[str], mark: Sequence[str]) -> bool:
