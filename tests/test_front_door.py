@@ -83,7 +83,7 @@ def test_embed_amends_the_key_file_and_leaves_its_report(tmp_path):
     copy = pathmark.embed("bundled:tiny", tmp_path / "owner.key", tmp_path / "out", given, passphrase="another")
     assert told(copy)["output"] == str(tmp_path / "out")
     assert not copy.fit
-    assert "Not fit for release" in copy.words()
+    assert "The copy is not fit for release" in copy.words()
     assert json.loads(copy.report.read_text()) == copy.summary()
     kept = pathmark.load_key(tmp_path / "owner.key", "another")
     assert "profiles.npz" in kept.attachments
