@@ -157,7 +157,7 @@ def test_an_attack_in_memory_goes_into_verify(case, tmp_path):
 def test_commit(case, tmp_path):
     made = pathmark.commit(case.key_file, tmp_path / "key.json")
     assert told(made)["kind"] == "key"
-    assert "Anchor it" in made.words()
+    assert "only what you say" in made.words()
     bound = pathmark.commit(case.key, release=case.marked)
     assert told(bound)["files"] == len(list(case.marked.iterdir()))
     with pytest.raises(KeyFileError, match="already exists"):
