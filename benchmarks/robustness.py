@@ -19,15 +19,22 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from marked import PASSPHRASE
 from marked import mark as mark_folder
+from pathmark import __version__
 from pathmark.embedding import RepliesConfig
 from pathmark.evaluate.suites import SUITES
 from pathmark.keys import Registry, load_key
+from pathmark.models import bundled_folder, bundled_probes, bundled_segments
+from pathmark.models.checkpoint import base_digest
 from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.reporting.robustness import adversaries, table
-from pathmark.results import pooled, read_robustness
+from pathmark.results import Header, pooled, read_robustness
+from pathmark.results.header import texts_digest
+from pathmark.results.schema import to_json
 
 RESULTS = Path(__file__).parent / "results"
 DOC = Path(__file__).parent.parent / "docs" / "robustness.md"
@@ -72,7 +79,28 @@ def mark(name: str, number: int, work: Path) -> None:
             MarkingConfig(embedding=None, replies=RepliesConfig()),
         )  # fmt: skip
         (folder / "marked.json").write_text(json.dumps(marked.summary(), indent=1) + "\n")
-        print(json.dumps(marked.summary()))
+    if measured.model == "marked":
+        keep_replies(folder, number)
+
+
+def keep_replies(folder: Path, number: int) -> None:
+    """What the second phase did to one model, under a header that names it."""
+    summary = json.loads((folder / "marked.json").read_text())
+    header = Header(
+        format="pathmark-replies",
+        version=1,
+        package=__version__,
+        torch=torch.__version__,
+        model_sha256=base_digest(folder / "marked"),
+        original_sha256=base_digest(bundled_folder("bundled:tiny")),
+        texts_sha256={"training": texts_digest(bundled_segments()), "probes": texts_digest(bundled_probes())},
+        key=load_key(folder / "owner.key", PASSPHRASE).fingerprint,
+        seed=RepliesConfig().loop.seed,
+        n_probes=summary["n_probes"],
+        settings={"replies": repr(RepliesConfig())},
+    )
+    found = {"header": to_json(header), **summary}
+    (RESULTS / f"replies-{number}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def copy(name: str, number: int, work: Path) -> None:
