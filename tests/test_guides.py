@@ -170,6 +170,7 @@ def walk(tmp_path, monkeypatch) -> Walk:
     return Walk(monkeypatch)
 
 
+@pytest.mark.slow
 def test_the_guides_run(walk):
     for name in GUIDES:
         walk.page(ROOT / "docs" / f"{name}.md")

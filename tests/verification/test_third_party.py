@@ -6,19 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from verify_helpers import dated
 
 from pathmark.attacks.structure import PermuteExperts, permute_experts
 from pathmark.models import load_model
 from pathmark.models.sketches import RoutingProfile, pack_arrays, pack_profiles, unpack_profiles
-from pathmark.verification import Anchor, Criteria, judge, profile_texts, record_evidence
+from pathmark.verification import Criteria, judge, profile_texts, record_evidence
 from pathmark.verification.decoys import DecoyControl
 from pathmark.verification.paths import judging
-
-
-def dated(key, revision=None):
-    """An anchor as a trusted timestamp over the commitment of this revision gives it."""
-    at = key.revision if revision is None else revision
-    return Anchor(True, "dated", 80, {name: entry.digest for name, entry in key.attachments_at(at).items()})
 
 
 def test_an_honest_commitment_counts_in_full(case):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from embed_helpers import key_for, save_family
 from scipy import stats as scipy_stats
-from verify_helpers import mark_quickly
+from verify_helpers import dated, mark_quickly
 
 from pathmark.attacks.structure import rotate_residual
 from pathmark.errors import VerificationError
@@ -19,7 +19,6 @@ from pathmark.keys import commit_key
 from pathmark.models import load_model
 from pathmark.stats import Family, exact_test
 from pathmark.verification import (
-    Anchor,
     Criteria,
     ExamineConfig,
     examine,
@@ -100,7 +99,7 @@ def test_what_a_thief_broke_below_the_mark_is_left_out_by_a_graft(case, tmp_path
             parameter.normal_(std=float(parameter.std()) + 1.0)
     alone = verify_model(model, key, probes, criteria=LOW)
     assert not alone.marked
-    anchor = Anchor(True, "dated", 80)
+    anchor = dated(key)
     verdict = verify_model(model, key, probes, original=original, criteria=replace(LOW, anchor=anchor))
     assert verdict.marked
     assert verdict.grafted

@@ -10,6 +10,7 @@ from embed_helpers import quick_config
 from pathmark.keys import OwnerKey
 from pathmark.release import ScanConfig
 from pathmark.release.marking import MarkingConfig, Texts, mark_model
+from pathmark.verification import Anchor
 
 PASSPHRASE = "of the tests"
 
@@ -30,6 +31,12 @@ def mark_quickly(base: Path, key: OwnerKey, out: Path) -> OwnerKey:
     scan = ScanConfig(random_sequences=5, per_count=2)
     marking = MarkingConfig(embedding=config, n_probes=20, scan=scan)
     return mark_model(str(base), key, out, Texts.bundled(), marking).key
+
+
+def dated(key: OwnerKey, revision: int | None = None) -> Anchor:
+    """An anchor as a trusted timestamp over the commitment of this revision gives it."""
+    at = key.revision if revision is None else revision
+    return Anchor(True, "dated", 80, {name: entry.digest for name, entry in key.attachments_at(at).items()})
 
 
 class Told:
