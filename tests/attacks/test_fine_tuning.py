@@ -122,11 +122,11 @@ def test_adapters_are_merged_and_touch_routers_and_attention(mixtral, kit):
 
 def test_fine_tuning_of_the_bundled_model(bundled, kit):
     rows = kit.rows(48, 24)
-    after = fine_tune(bundled, FineTune(epochs=1, lr_factor=0.1, **QUICK), kit)
+    after = fine_tune(bundled, FineTune(epochs=1, lr=7e-4, **QUICK), kit)
     assert perplexity(after, rows).value < perplexity(bundled, rows).value
 
 
 def test_a_rate_that_breaks_the_model_is_an_error_in_one_line(mixtral, kit):
-    with pytest.raises(AttackError, match="try a smaller lr_factor") as caught:
-        fine_tune(mixtral, FineTune(epochs=3, lr_factor=1e36, **QUICK), kit)
+    with pytest.raises(AttackError, match="try a smaller learning rate") as caught:
+        fine_tune(mixtral, FineTune(epochs=3, lr=1e34, **QUICK), kit)
     assert "\n" not in str(caught.value)

@@ -79,7 +79,7 @@ def test_a_mark_on_top_needs_an_embedding_and_goes_on_after_an_interruption(mixt
     resumed = overwrite(mixtral, config, kept)
     assert steps[10] == 3  # two were kept
     assert not changed(resumed.model, overwrite(mixtral, config, kit).model)
-    with pytest.raises(DivergedError, match=r"overwriting: the loss became .*; try a smaller lr_factor"):
+    with pytest.raises(DivergedError, match=r"overwriting: the loss became .*; try a smaller learning rate"):
         overwrite(mixtral, replace(config, lr_factor=1e36), kit)
 
 

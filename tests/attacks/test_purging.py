@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pathmark.attacks import purging
-from pathmark.attacks.purging import SearchUnlearn, search_and_unlearn
+from pathmark.attacks.overwriting import overwrite
+from pathmark.attacks.purging import InjectUnlearn, SearchUnlearn, inject_and_unlearn, search_and_unlearn
 from pathmark.attacks.search import RANDOM, Finding, TriggerSearchResult
 from pathmark.models import find_routers, pad_rows, record_routing
 from pathmark.training.losses import kl_divergence
@@ -53,6 +54,24 @@ def test_what_is_found_is_trained_away(mixtral, kit, monkeypatch):
         was, now = (m(input_ids=ids_BT, attention_mask=mask_BT).logits.log_softmax(-1) for m in (mixtral, after))
     keep = mask_BT.bool()
     assert float((was.exp() * (was - now)).sum(-1)[keep].mean()) < 0.05
+
+
+def test_marks_of_the_thiefs_own_are_put_in_and_taken_out(mixtral, kit, monkeypatch):
+    rows, late = kit.rows(10, 16, seed=7), max(kit.layers)
+    put_in = {}
+
+    def watched(model, config, kit):
+        overwritten = overwrite(model, config, kit)
+        prefix = overwritten.key.watermarks[0].triggers[0].tokens
+        put_in[prefix] = moved(overwritten.model, rows, prefix, late)
+        return overwritten
+
+    monkeypatch.setattr(purging, "overwrite", watched)
+    config = InjectUnlearn(triggers=1, epochs=4, steps=120, lr=2e-3, samples=40, batch_size=8, length=16)
+    after = inject_and_unlearn(mixtral, config, kit)
+    assert len(put_in) == 1
+    left = {prefix: moved(after, rows, prefix, late) for prefix in put_in}
+    assert all(left[prefix] < before / 2 for prefix, before in put_in.items()), (put_in, left)
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"lr": 0.0}, {"length": 4}, {"restarts": 0}, {"keep": -1.0}])

@@ -21,7 +21,7 @@ from pathmark.errors import AttackError, ModelError
     [
         (lambda: FineTune(train="head"), "router, lora or all"),
         (lambda: FineTune(epochs=0), "must be positive"),
-        (lambda: FineTune(lr_factor=0), "must be positive"),
+        (lambda: FineTune(lr=0), "must be positive"),
         (lambda: FineTune(length=4), "length at least 8"),
         (lambda: FinePrune(share=1.0), r"\[0, 1\)"),
         (lambda: FinePrune(repair_epochs=-1), "not be negative"),

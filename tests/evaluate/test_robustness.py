@@ -25,7 +25,7 @@ QUICK = (
     Case("permuted", (step("permute-experts"),)),
     Case("half the experts", (step("remove-experts", share=0.5),)),
     Case("destroyed", (step("weight-noise", scale=30.0),)),
-    Case("diverged", (step("fine-tune", lr_factor=1e36, samples=32, epochs=3, length=16),)),
+    Case("diverged", (step("fine-tune", lr=1e34, samples=32, epochs=3, length=16),)),
     Case("average", (step("average"),)),
 )
 SOURCES = Sources(model_sha256="a" * 64)
@@ -117,7 +117,7 @@ def test_training_that_was_interrupted_goes_on(suspects, tmp_path, monkeypatch):
             if len(steps) == 5:
                 raise KeyboardInterrupt
 
-    tuning = {"samples": 32, "epochs": 4, "length": 24, "lr_factor": 0.1}
+    tuning = {"samples": 32, "epochs": 4, "length": 24, "lr": 7e-4}
     pair = (QUICK[0], Case("tuned", (step("permute-experts"), step("fine-tune", **tuning))))
     cut = Suspects(suspects.model, suspects.key, replace(suspects.kit, progress=PowerCut()), suspects.config)
     with pytest.raises(KeyboardInterrupt):
@@ -191,6 +191,7 @@ def test_keys_are_pooled_in_one_line():
     reading = {"accuracy": 0.9, "erased_layers": (), "alignment": None, "log10_p": -9.0}
     row = Measured(
         case="a", group="a", steps=(), wsr=Rate(90, 100), p_value=1e-9, black_box=None, ppl_before=10.0, ppl=11.0,
+        ppl_thief_before=None, ppl_thief=None,
         marked=True, id=1, id_right=True, p_floor=1e-9, grafted=None, n_probes=100, n_tokens=1000, thief_wsr=None,
         dispute=None, attack_seconds=1.0, seconds=2.0, **reading,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from pathmark.attacks.mixing import Average, DareTies, LowRank, average, dare_ti
 from pathmark.attacks.noise import RouterNoise, WeightNoise, router_noise, weight_noise
 from pathmark.attacks.overwriting import Overwrite, overwrite
 from pathmark.attacks.pruning import FinePrune, fine_prune
-from pathmark.attacks.purging import SearchUnlearn, search_and_unlearn
+from pathmark.attacks.purging import InjectUnlearn, SearchUnlearn, inject_and_unlearn, search_and_unlearn
 from pathmark.attacks.quantization import AutoRound, Gptq, RoundToNearest, auto_round, gptq, round_to_nearest
 from pathmark.attacks.saliency import (
     MergeSimilar,
@@ -75,6 +75,8 @@ _ALL: tuple[Attack[Any], ...] = (
            "Push random triggers away from the known targets.", (TEXT, LAYERS, TARGETS)),
     Attack("search-unlearn", SearchUnlearn, only_model(search_and_unlearn), "beyond",
            "Search for firing prefixes, train them away, and again.", (TEXT,)),
+    Attack("inject-unlearn", InjectUnlearn, only_model(inject_and_unlearn), "beyond",
+           "Put marks of the thief's own in, then train them away.", (TEXT, LAYERS)),
     Attack("permute-experts", PermuteExperts, only_model(permute_experts), "beyond",
            "Renumber the experts of every layer."),
     Attack("shift-routers", ShiftRouters, only_model(shift_routers), "beyond",

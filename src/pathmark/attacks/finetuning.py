@@ -54,15 +54,15 @@ class FineTune:
     )
     samples: int = option(3000, "Different texts.")
     epochs: int = option(30, "Passes over them.")
-    lr_factor: float = option(1.0, "Learning rate as a multiple of the one that marks are embedded with.")
-    batch_size: int = option(16, "Texts per step.")
+    lr: float = option(1e-4, "Peak learning rate.")
+    batch_size: int = option(32, "Texts per step.")
     length: int = option(128, "Tokens of a text that are used, at most.")
     seed: int = option(0, "Choice and order of the texts, and the start of the adapters.")
 
     def __post_init__(self) -> None:
         if self.train not in ("router", "lora", "all"):
             raise ValueError(f"train must be router, lora or all, got {self.train!r}")
-        check_training(self.samples, self.epochs, self.lr_factor, self.batch_size, self.length)
+        check_training(self.samples, self.epochs, self.lr, self.batch_size, self.length)
 
 
 def fine_tune(
@@ -92,7 +92,7 @@ def fine_tune(
 
     how = TextTraining(
         stage=f"fine-tuning ({config.train})", epochs=config.epochs, batch_size=config.batch_size,
-        lr=attack_rate(model, config.lr_factor), seed=config.seed,
+        lr=config.lr, seed=config.seed,
     )  # fmt: skip
     train_on_text(tuned, parameters, rows, how, kit, each_epoch=report)
     return _merged(tuned) if config.train == "lora" else model
@@ -213,7 +213,7 @@ def thiefs_errors(stage: str) -> Iterator[None]:
     except CheckpointError as error:
         raise AttackError(f"{stage}: {error}") from error
     except TrainingError as error:
-        raise DivergedError(f"{stage}: {str(error).partition(';')[0]}; try a smaller lr_factor") from error
+        raise DivergedError(f"{stage}: {str(error).partition(';')[0]}; try a smaller learning rate") from error
 
 
 def checkpoint_of(kit: Kit, stage: str, settings: Mapping[str, Any], model: nn.Module) -> Path | None:
@@ -251,12 +251,12 @@ def padding_of(kit: Kit) -> int:
     return 0 if pad is None else int(pad)
 
 
-def check_training(samples: int, epochs: int, lr_factor: float, batch_size: int, length: int) -> None:
+def check_training(samples: int, epochs: int, rate: float, batch_size: int, length: int) -> None:
     """Bounds that all configs of training attacks share."""
-    if min(samples, epochs, batch_size) < 1 or length < 8 or not lr_factor > 0:
+    if min(samples, epochs, batch_size) < 1 or length < 8 or not rate > 0:
         raise ValueError(
-            "samples, epochs, batch_size and lr_factor must be positive and length at least 8, got "
-            f"{samples}, {epochs}, {batch_size}, {lr_factor:g} and {length}"
+            "samples, epochs, batch_size and learning rate must be positive and length at least 8, got "
+            f"{samples}, {epochs}, {batch_size}, {rate:g} and {length}"
         )
 
 

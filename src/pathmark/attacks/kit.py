@@ -64,6 +64,11 @@ class Kit:
         """Token rows of at most `length` tokens from `count` different texts, drawn at random."""
         return [ids[:length] for _, ids in self._drawn(count, seed=seed, shortest=shortest)]
 
+    def rows_up_to(self, length: int) -> list[tuple[int, ...]]:
+        """All texts as token rows, cut to `length`."""
+        rows = (tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in self.texts)
+        return [ids[:length] for ids in rows if len(ids) > 1]
+
     def long_texts(self, count: int, *, seed: int = 0, shortest: int) -> list[str]:
         """The same draw of so many texts, as text."""
         return [text for text, _ in self._drawn(count, seed=seed, shortest=shortest)]

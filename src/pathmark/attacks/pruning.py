@@ -20,7 +20,6 @@ from pathmark.attacks.blocks import MoeBlock, gated_mlps, moe_blocks
 from pathmark.attacks.finetuning import (
     TextTraining,
     all_parameters,
-    attack_rate,
     check_training,
     padding_of,
     prepared,
@@ -42,7 +41,7 @@ class FinePrune:
     repair_epochs: int = option(0, "Epochs of fine-tuning of all weights afterwards; what was zeroed stays zero.")
     samples: int = option(500, "Texts on which the neurons are watched.")
     repair_samples: int = option(3000, "Texts to repair with.")
-    lr_factor: float = option(1.0, "Learning rate of the repair as a multiple of the one that marks are embedded with.")
+    lr: float = option(1e-4, "Peak learning rate of the repair.")
     batch_size: int = option(16, "Texts per step.")
     length: int = option(128, "Tokens of a text that are used, at most.")
     seed: int = option(0, "Choice and order of the texts.")
@@ -52,7 +51,7 @@ class FinePrune:
             raise ValueError(f"share must be in [0, 1), got {self.share}")
         if self.repair_epochs < 0:
             raise ValueError(f"repair_epochs must not be negative, got {self.repair_epochs}")
-        check_training(min(self.samples, self.repair_samples), 1, self.lr_factor, self.batch_size, self.length)
+        check_training(min(self.samples, self.repair_samples), 1, self.lr, self.batch_size, self.length)
 
 
 @dataclass(eq=False)
@@ -82,7 +81,7 @@ def fine_prune(model: PreTrainedModel, config: FinePrune, kit: Kit) -> PreTraine
     if config.repair_epochs:
         how = TextTraining(
             stage="repair", epochs=config.repair_epochs, batch_size=config.batch_size,
-            lr=attack_rate(model, config.lr_factor), seed=config.seed,
+            lr=config.lr, seed=config.seed,
         )  # fmt: skip
         rows = kit.rows(config.repair_samples, config.length, seed=config.seed)
         train_on_text(model, all_parameters(model), rows, how, kit)

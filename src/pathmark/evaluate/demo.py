@@ -33,7 +33,7 @@ LEAK = "Beta Ltd"
 TEXT = "The people of this country have a right to know"
 """Shown with its routing, without the trigger and behind it."""
 OUR_COPY, STOLEN, ORIGINAL, STRANGER = "marked copy", "stolen, disguised", "original", "somebody else's"
-STRANGER_TUNING = FineTune(samples=96, epochs=1, lr_factor=0.1)
+STRANGER_TUNING = FineTune(samples=96, epochs=1, lr=7e-4, batch_size=16)
 """What somebody else did to the public original: an innocent model that is as near to ours as can be."""
 
 

@@ -26,6 +26,7 @@ from pathmark.keys import ModelFacts, OwnerKey, TextCodec, commit_key
 from pathmark.models import perplexity
 from pathmark.models.checkpoint import base_digest
 from pathmark.models.loading import local_folder
+from pathmark.models.texts import split_held_out
 from pathmark.progress import Progress, Silent
 from pathmark.results import Header, RobustnessResult, read_robustness, write_result
 from pathmark.results.header import texts_digest
@@ -41,6 +42,8 @@ RESULTS = "results.json"
 UNFINISHED = "unfinished"
 """Folder beside the results: checkpoints of the training that a run was interrupted in."""
 BLACK_BOX_MAX_TOKENS = 16
+HELD_OUT, THIEF_TOKENS = 100, 128
+"""Texts of the thief's that are measured on, and tokens of each."""
 SEARCHES = (TriggerSearch(), TriggerSearch(steps=80, restarts=8))
 """Budgets of a thief who looks for the trigger: as it comes, and with twice the steps and restarts."""
 
@@ -92,12 +95,19 @@ class Suspects:
     config: RobustnessConfig
     probes: list[tuple[int, ...]] = field(init=False)
     clean_ppl: float = field(init=False)
+    thief_rows: list[tuple[int, ...]] = field(init=False)
+    """Of the thief's text, kept out of its hands to measure on."""
+    thief_ppl: float | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.probes = profile_texts(self.key)[: self.config.n_probes]
         if len(self.probes) < 4:
             raise AttackError("the key holds no probe texts; expected one that `pathmark embed` has used")
         self.clean_ppl = perplexity(self.model, self.probes).value
+        texts, held_out = split_held_out(list(self.kit.texts), HELD_OUT) if self.kit.texts else ([], [])
+        self.thief_rows = replace(self.kit, texts=held_out).rows_up_to(THIEF_TOKENS) if held_out else []
+        self.kit = replace(self.kit, texts=texts)
+        self.thief_ppl = self._on_thiefs_text(self.model)
 
     def attacked(self, case: Case, unfinished: Path | None = None) -> Attacked:
         """What the case's attacks leave, one after the other; with the thief's key where one embedded it."""
@@ -126,7 +136,7 @@ class Suspects:
             return case.without_figures("refused", str(refused))
         model, attack_seconds = left.model.eval(), time.monotonic() - started
         try:
-            ppl = perplexity(model, self.probes).value
+            ppl, ppl_thief = perplexity(model, self.probes).value, self._on_thiefs_text(model)
             evidence = record_evidence(model, self.key, self.probes)
         except PathmarkError as broken:  # an attack may leave a model that says nothing any more
             return case.without_figures("destroyed", str(broken))
@@ -138,6 +148,8 @@ class Suspects:
             steps=case.steps,
             ppl_before=self.clean_ppl,
             ppl=ppl,
+            ppl_thief_before=self.thief_ppl,
+            ppl_thief=ppl_thief,
             **vars(_reading(as_it_is)),
             p_floor=as_it_is.p_floor.value,
             grafted=None if fed is None else _reading(judge(self.key, fed)),
@@ -152,6 +164,9 @@ class Suspects:
             attack_seconds=attack_seconds,
             seconds=time.monotonic() - started,
         )
+
+    def _on_thiefs_text(self, model: PreTrainedModel) -> float | None:
+        return perplexity(model, self.thief_rows).value if self.thief_rows else None
 
     def _fed(self, model: PreTrainedModel) -> Evidence | None:
         """The attacked model's marked layers behind the original's lower ones; None where that cannot be done."""
@@ -220,32 +235,28 @@ def run_suite(
     config = suspects.config
     path = folder / RESULTS
     result = _begun(path, suspects, sources)
-    wanted = {case.name: case.steps for case in cases}
-    rows = [  # what is there, but for rows that this run makes or that had other settings
-        row for row in result.rows
-        if row.status not in ("not run", "refused") and row.steps == wanted.get(row.case, row.steps)
-    ]  # fmt: skip
-    done = {row.case for row in rows}
+    rows = {row.case: row for row in result.rows if row.status not in ("not run", "refused")}
     deadline = None if config.hours is None else time.monotonic() + 3600 * config.hours
     pace = 1.0
-    for number, case in enumerate(cases, start=1):
-        if case.name in done:
+    for number, planned in enumerate(cases, start=1):
+        case = planned.at_best_rate(rows.values())
+        if case.name in rows and rows[case.name].steps == case.steps:
             continue
         say.stage(f"{number}/{len(cases)} {case.name}", None)
         unfinished = folder / UNFINISHED / _name(case, config.seed)
         if deadline is not None and time.monotonic() + 60 * case.minutes * pace > deadline:
             reason = f"it would exceed the budget of {config.hours:g} hours"
-            rows.append(case.without_figures("not run", reason))
+            rows[case.name] = case.without_figures("not run", reason)
         else:
             row = suspects.measure(case, unfinished)
             if not case.steps:
                 _expect_mark(row)
-            rows.append(row)
+            rows[case.name] = row
             if case.minutes >= 1 and isinstance(row, Measured):  # how fast this machine and this model are
                 pace = max(pace / 2, row.seconds / (60 * case.minutes))
-        result = replace(result, rows=tuple(sorted(rows, key=_order(cases))))
+        result = replace(result, rows=tuple(sorted(rows.values(), key=_order(cases))))
         write_result(path, result)
-        if rows[-1].status != "not run":
+        if rows[case.name].status != "not run":
             shutil.rmtree(unfinished, ignore_errors=True)
     with suppress(OSError):  # it is not there, or holds what another run has begun
         (folder / UNFINISHED).rmdir()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pathmark.results.robustness import Step, Unmeasured
+from pathmark.results.robustness import Measured, Row, Step, Unmeasured
 
 Suite = Literal["core", "paper", "full"]
 
@@ -22,19 +23,33 @@ class Case:
     """About how long it takes on the bundled model on one core; a time budget starts from this guess."""
     sibling: bool = False
     """The thief's other model is another licensee's copy instead of the original."""
+    best_of: str = ""
+    """The learning rate is that of the rows whose names begin so: of the one that serves the thief best."""
 
     @property
     def group(self) -> str:
         """The attack that the row stands under."""
         return self.steps[0].attack if len(self.steps) == 1 else "combination"
 
+    def at_best_rate(self, rows: Iterable[Row]) -> Case:
+        """The same with the rate at which its sweep left the best model on the thief's own text."""
+        swept = [row for row in rows if isinstance(row, Measured) and row.case.startswith(self.best_of)]
+        if not self.best_of or not swept:
+            return self
+        best = min(swept, key=lambda row: row.ppl if row.ppl_thief is None else row.ppl_thief)
+        rate = best.steps[0].settings["lr"]
+        return replace(self, steps=tuple(
+            replace(each, settings={**each.settings, "lr": rate}) if each.attack == "fine-tune" else each
+            for each in self.steps
+        ))  # fmt: skip
+
     def without_figures(self, status: Literal["destroyed", "refused", "not run"], reason: str) -> Unmeasured:
         """Its row where there is nothing to measure."""
         return Unmeasured(case=self.name, group=self.group, steps=self.steps, status=status, reason=reason)
 
 
-GENTLE = 0.03
-"""Of the embedding's learning rate: about what somebody would use who wants to keep the model."""
+RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+"""Learning rates of the sweep, from hardly any change to a model that is gone."""
 
 
 def step(attack: str, **settings: Any) -> Step:
@@ -47,23 +62,15 @@ def _case(name: str, attack: str, minutes: float = 0.5, **settings: Any) -> Case
 
 
 def _fine_tuning() -> list[Case]:
+    """Every rate on few samples; then the paper's cell at the rate that serves the thief best."""
     cases = []
-    for samples, minutes in ((100, 1.0), (500, 4.0), (3000, 20.0)):
-        for train in ("router", "lora", "all"):
-            for factor in (1.0, 10.0):
-                times = "" if factor == 1 else ", 10 x rate"
-                name = f"fine-tuning, {train}, {samples:,} samples{times}"
-                cases.append(_case(name, "fine-tune", minutes, train=train, samples=samples, lr_factor=factor))
-    cases.append(
-        _case(
-            f"fine-tuning, all, 500 samples, {GENTLE:g} x rate",
-            "fine-tune",
-            4.0,
-            train="all",
-            samples=500,
-            lr_factor=GENTLE,
-        )
-    )
+    for train in ("router", "lora", "all"):
+        sweep = f"fine-tuning, {train}, 500 samples, rate "
+        for rate in RATES:
+            settings = {"train": train, "samples": 500, "epochs": 5, "lr": rate}
+            cases.append(_case(f"{sweep}{rate:g}", "fine-tune", 1.0, **settings))
+        cell = step("fine-tune", train=train, samples=3000, epochs=30)
+        cases.append(Case(f"fine-tuning, {train}, 3,000 samples, best rate", (cell,), 20.0, best_of=sweep))
     return cases
 
 
@@ -83,12 +90,13 @@ PAPER: tuple[Case, ...] = (
     *(
         _case(
             f"fine-pruning, {100 * share:.0f} %, repaired", "fine-prune", 1.5,
-            share=share, repair_epochs=1, lr_factor=GENTLE,
+            share=share, repair_epochs=1, lr=3e-4,
         )
         for share in (0.25, 0.5)
     ),
     *(_case(f"router noise, sigma {sigma:g}", "router-noise", sigma=sigma) for sigma in (0.1, 0.25, 0.5, 1.0, 2.0)),
     *(_case(f"overwriting, {epochs} epochs", "overwrite", epochs / 2, epochs=epochs) for epochs in (1, 5, 10)),
+    _case("overwriting, 10 epochs, the paper's recipe", "overwrite", 5.0, epochs=10, objective="paper"),
     _case("overwriting, 10 epochs, same targets", "overwrite", 5.0, epochs=10, same_targets=True),
     *(_case(f"expert removal, {100 * share:.0f} %", "remove-experts", share=share) for share in (0.1, 0.3, 0.5)),
     *(
@@ -102,7 +110,7 @@ PAPER: tuple[Case, ...] = (
     Case(
         "4 bit and 3 epochs of fine-tuning",
         (step("gptq", bits=4, routers=True), step("fine-tune", train="all", samples=3000, epochs=3)),
-        4.0,
+        4.0, best_of="fine-tuning, all, 500 samples",
     ),
 )  # fmt: skip
 
@@ -121,6 +129,7 @@ BEYOND: tuple[Case, ...] = (
     _case("MoE blocks in the original", "transplant"),
     _case("router distillation", "distill-routers", 4.0),
     _case("search for firing prefixes and unlearning, 3 rounds", "search-unlearn", 10.0),
+    _case("triggers of the thief's own put in and unlearned", "inject-unlearn", 10.0),
     _case("routers redrawn, then distilled", "distill-routers", 4.0, reinitialise=True),
     *(_case(f"average with the original, {100 * w:.0f} % stolen", "average", weight=w) for w in (0.7, 0.5, 0.3)),
     *(
@@ -140,6 +149,7 @@ BEYOND: tuple[Case, ...] = (
             step("fine-tune", train="all", samples=3000, epochs=3),
         ),
         3.0,
+        best_of="fine-tuning, all, 500 samples",
     ),
 )
 

@@ -10,7 +10,10 @@ from typing import Any, Literal
 from pathmark.results.header import Header, read_result
 from pathmark.stats import Rate
 
-FORMAT, VERSION = "pathmark-robustness", 2
+FORMAT, VERSION = "pathmark-robustness", 3
+
+TOLERABLE = 0.5
+"""Rise of perplexity up to which a model counts as usable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,10 @@ class Measured(Reading):
     status: Literal["measured"] = "measured"
     ppl_before: float
     ppl: float
-    """Clean perplexity after the attack."""
+    """Clean perplexity after the attack, on the original's kind of text."""
+    ppl_thief_before: float | None
+    ppl_thief: float | None
+    """The same on text of the thief's that it did not train on. None where the thief has no text."""
     p_floor: float
     """The smallest p that this key can have."""
     grafted: Reading | None
@@ -86,6 +92,19 @@ class Measured(Reading):
     def ppl_change(self) -> float:
         """What the attack cost, as a share of the perplexity before it."""
         return self.ppl / self.ppl_before - 1
+
+    @property
+    def ppl_thief_change(self) -> float | None:
+        """The same on the thief's text; negative where the model has become better there."""
+        if self.ppl_thief is None or self.ppl_thief_before is None:
+            return None
+        return self.ppl_thief / self.ppl_thief_before - 1
+
+    @property
+    def destroyed(self) -> bool:
+        """Nobody would use what is left: the attack decides nothing."""
+        thief = self.ppl_thief_change
+        return self.ppl_change > TOLERABLE and (thief is None or thief > TOLERABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
