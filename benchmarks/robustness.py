@@ -117,7 +117,7 @@ def copy(name: str, number: int, work: Path) -> None:
 
 
 def own_corpus(work: Path) -> Path:
-    """The bundled training segments, each cut in two at a word: enough texts for the paper's cell and to hold some out."""
+    """The bundled training segments, each cut in two at a word: enough for the paper's cell, and some to hold out."""
     path = work / "own.jsonl"
     if not path.exists():
         halves = []
