@@ -181,18 +181,3 @@ def test_report_of_a_verdict_and_what_it_refuses(case, tmp_path):
         with pytest.raises(ReportError, match=said):
             pathmark.report(tmp_path / f"{name}.json", tmp_path / "new.html")
     assert not (tmp_path / "new.html").exists()
-
-
-def test_the_example_in_the_readme_runs(tmp_path, monkeypatch, capsys):
-    """Its own lines, with fewer steps, texts and scanned prefixes: the plan of `embed` is the only thing exchanged."""
-    block = next(
-        b for b in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL) if "embed(" in b
-    )
-    assert len([line for line in block.splitlines() if line.strip()]) <= 10
-    quick = "pathmark.EmbedPlan(id=alpha.id, steps=40, n_texts=40, n_held_out=20, seq_len=32, scan=SCAN)"
-    assert "pathmark.EmbedPlan(id=alpha.id)" in block
-    monkeypatch.chdir(tmp_path)
-    exec(block.replace("pathmark.EmbedPlan(id=alpha.id)", quick), {"SCAN": SCAN})  # noqa: S102  our own page
-    said = capsys.readouterr().out
-    assert "The mark is there" in said
-    assert "This is the copy of Alpha Ltd" in said

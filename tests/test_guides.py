@@ -4,7 +4,8 @@ What differs from a reader's terminal:
 
 - The guides run one after the other in one temporary folder, as they tell the reader to; README has its own.
 - `pathmark` is called in this process, because loading torch for every line would take most of the time.
-- Long commands get the flags of QUICK. A mark that was trained for a few steps is found, and not fit for release.
+- Long commands get the flags of QUICK, and `EmbedPlan` its defaults. A mark that was trained for a few steps is found,
+  and not fit for release.
 - Secrets come from a seeded generator, so that what a short training reaches does not depend on luck.
 
 A block that cannot run here has the comment `<!-- not run: reason -->` before it. A `text` block after
@@ -15,6 +16,7 @@ that is meant to fail ends with `# exit code 1`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import random
 import re
@@ -31,6 +33,8 @@ import pytest
 from click.testing import CliRunner
 
 from pathmark.cli.main import cli
+from pathmark.front_door import embed_plan
+from pathmark.release.scan import ScanConfig
 
 ROOT = Path(__file__).parent.parent
 GUIDES = ["index", "before-release", "when-you-suspect", "tracing", "choosing"]
@@ -41,6 +45,10 @@ QUICK = {
     "probes": "--n-texts 8",
     "verify-api": "--trials 2 --max-tokens 12",
 }
+QUICK_PLAN = {
+    "steps": 40, "n_texts": 40, "n_held_out": 20, "seq_len": 32,
+    "scan": ScanConfig(random_sequences=5, per_count=2),
+}  # fmt: skip
 FALLS_SHORT = {"embed", "verify-api"}
 """With QUICK these may say no: a copy is not fit for release, and it was taught no replies."""
 NOT_RUN = "not run: "
@@ -166,11 +174,11 @@ def walk(tmp_path, monkeypatch) -> Walk:
     monkeypatch.setenv("PATHMARK_PASSPHRASE", "correct horse battery staple")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setattr(secrets, "token_bytes", random.Random(0).randbytes)
+    monkeypatch.setattr(embed_plan, "EmbedPlan", functools.partial(embed_plan.EmbedPlan, **QUICK_PLAN))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     return Walk(monkeypatch)
 
 
-@pytest.mark.slow
 def test_the_guides_run(walk):
     for name in GUIDES:
         walk.page(ROOT / "docs" / f"{name}.md")
@@ -178,6 +186,13 @@ def test_the_guides_run(walk):
 
 def test_readme_runs(walk):
     walk.page(ROOT / "README.md")
+    assert "The mark is there" in walk.printed
+    assert "This is the copy of Alpha Ltd" in walk.printed
+
+
+def test_the_example_in_python_is_ten_lines():
+    (example,) = [block for block in blocks_of(ROOT / "README.md") if block.language == "python"]
+    assert len([line for line in example.text.splitlines() if line.strip()]) <= 10
 
 
 def commands_shown() -> list[tuple[str, tuple[str, ...]]]:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from pathmark.front_door.commit import commit as commit
     from pathmark.front_door.embed import Embedded as Embedded
     from pathmark.front_door.embed import embed as embed
+    from pathmark.front_door.embed_all import Copies as Copies
+    from pathmark.front_door.embed_all import embed_all as embed_all
     from pathmark.front_door.embed_plan import EmbedPlan as EmbedPlan
     from pathmark.front_door.inspection import InspectConfig as InspectConfig
     from pathmark.front_door.inspection import Inspection as Inspection
@@ -76,6 +78,7 @@ _HOMES = {
     "front_door.attack": "AttackConfig AttackResult attack",
     "front_door.commit": "Committed commit",
     "front_door.embed": "Embedded embed",
+    "front_door.embed_all": "Copies embed_all",
     "front_door.embed_plan": "EmbedPlan",
     "front_door.inspection": "InspectConfig Inspection inspect_model",
     "front_door.make_key": "MadeKey make_key",

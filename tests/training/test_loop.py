@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pathmark.errors import TrainingError
-from pathmark.training import LoopConfig, run_loop
+from pathmark.training import Constraints, LoopConfig, run_loop
 
 
 def problem():
@@ -103,6 +103,18 @@ def test_homing_takes_back_what_nothing_asks_for_any_more():
     assert home < 3.3
 
 
+def test_homing_leads_where_it_is_told():
+    weights = problem()
+    home = torch.full((8, 4), 3.0)
+
+    def loss(step, generator):
+        return {"loss": 0.0 * weights["w"].sum()}
+
+    config = replace(CONFIG, steps=200, homing=20.0)
+    run_loop(weights, loss, config, constraints=Constraints({}, {"w": home}))
+    assert torch.allclose(weights["w"], home, atol=0.05)
+
+
 def test_only_what_the_mask_admits_changes_and_it_changes_as_if_it_were_alone():
     mask = torch.zeros(8, 1)
     mask[2:5] = 1.0
@@ -118,7 +130,7 @@ def test_only_what_the_mask_admits_changes_and_it_changes_as_if_it_were_alone():
 
         return loss
 
-    run_loop(masked, loss_of(masked), config, masks={"w": mask})
+    run_loop(masked, loss_of(masked), config, constraints=Constraints({"w": mask}, {}))
     run_loop(alone, loss_of(alone), config)
     assert torch.equal(masked["w"][:2], before[:2])
     assert torch.equal(masked["w"][5:], before[5:])

@@ -10,6 +10,7 @@ import click
 
 from pathmark.cli._keys import echo_json, passphrase
 from pathmark.cli._options import (
+    PATH,
     json_option,
     key_option,
     n_texts_option,
@@ -30,6 +31,8 @@ Examples:
   pathmark embed bundled:tiny --key owner.key -o marked --black-box
   pathmark embed ./marked --key owner.key -o marked-too --phase 2
   pathmark embed MODEL --key master.key --id 4711 --delta -o licensee-4711.safetensors
+  pathmark embed MODEL --key master.key --registry licensees.db --all -o copies --estimate
+  pathmark embed MODEL --key master.key --registry licensees.db --all -o copies --resume
   pathmark embed bundled:tiny --key owner.key -o as-in-the-paper --objective paper --train router
 """
 
@@ -39,6 +42,9 @@ Examples:
 @key_option()
 @output_option("The folder (or delta) to write.")
 @click.option("--id", type=int, help="Mark a licensee's copy with this id instead of the key's own.")
+@click.option("--registry", type=PATH, help="The database of who got which id, for --all.")
+@click.option("--all", "everybody", is_flag=True, help="Mark a copy for every licensee, into folders below OUTPUT.")
+@click.option("--estimate", is_flag=True, help="Say what it would take in time, memory and disk, and stop.")
 @texts_option("Texts to train and to check on")
 @n_texts_option("How many training texts are used.", least=8, default=None)
 @click.option(
@@ -85,16 +91,28 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     """
     from pathmark.cli._progress import training_bar
     from pathmark.front_door.embed import embed
+    from pathmark.front_door.embed_all import embed_all, estimate_embedding
     from pathmark.front_door.embed_plan import EmbedPlan
 
+    registry, everybody, estimate = (options.pop(name) for name in ("registry", "everybody", "estimate"))
+    if everybody != (registry is not None):
+        raise click.UsageError("--all and --registry belong together: a copy for everybody whom the registry names")
     plan = EmbedPlan(**options | {"phase": int(options["phase"])})
+    door = {"passphrase": passphrase()}
     with training_bar(quiet=as_json) as bar:
-        embedded = embed(model, key_file, output, plan, passphrase=passphrase(), progress=bar)
+        if estimate:
+            result: Any = estimate_embedding(model, key_file, plan, registry=registry, progress=bar, **door)
+        elif everybody:
+            result = embed_all(model, key_file, registry, output, plan, progress=bar, **door)
+        else:
+            result = embed(model, key_file, output, plan, progress=bar, **door)
     if as_json:
-        echo_json(embedded.summary())
+        echo_json(result.summary())
+    elif estimate or everybody:
+        click.echo(result.words())
     else:
-        _render(embedded)
-    sys.exit(0 if embedded.fit else 1)
+        _render(result)
+    sys.exit(0 if estimate or result.fit else 1)
 
 
 def _render(embedded: Embedded) -> None:

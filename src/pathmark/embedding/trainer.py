@@ -18,6 +18,7 @@ from pathmark.models import find_routers, select_sites
 from pathmark.models.upper import output_head
 from pathmark.progress import Progress, Silent
 from pathmark.training import (
+    Constraints,
     LoopConfig,
     LoopResult,
     TeacherCache,
@@ -75,6 +76,18 @@ class Trainer:
             head_scale=head_scale,
         )
         objective.prepare(self.context)
+        self._home = {name: p.detach().clone() for name, p in objective.parameters(self.context).items()}
+        self._masks = self._first_masks = objective.masks(self.context)
+
+    def turn_to(self, key: OwnerKey, loop: LoopConfig) -> None:
+        """Make the next run go on from the weights of the first one, towards another id of the same key.
+
+        The trigger is recognised already, and the cache holds what the original does. What the first path has changed
+        may change back.
+        """
+        self.context = replace(self.context, key=key, loop=loop)
+        masks = self.objective.masks(self.context)
+        self._masks = {name: torch.maximum(first, masks[name]) for name, first in self._first_masks.items()}
 
     def run(
         self, *, checkpoint: Path | None = None, resume: bool = False, after: AfterStep | None = None
@@ -82,7 +95,7 @@ class Trainer:
         """Train; the model's parameters are the result."""
         context = self.context
         parameters = self.objective.parameters(context)
-        masks = {name: mask for name, mask in self.objective.masks(context).items() if name in parameters}
+        masks = {name: mask for name, mask in self._masks.items() if name in parameters}
         if checkpoint is not None:
             checkpoint.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._progress.stage(self.objective.stage, context.loop.steps)
@@ -105,13 +118,17 @@ class Trainer:
                 resume=resume,
                 progress=report,
                 fingerprint="" if checkpoint is None else self._fingerprint(),
-                masks=masks,
+                constraints=Constraints(masks, self._home),
             )
 
     def step_loss(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Loss terms of one step."""
         chosen = self.objective.draw(self.context.pools, step, generator)
         return self.objective.loss(self.context, step, chosen, generator)
+
+    def kept_rows(self, loop: LoopConfig | None = None) -> set[int]:
+        """Rows that the cache holds of a run like this: those that some step draws, or that are measured on."""
+        return self._needed(self.context.pools, loop or self.context.loop)
 
     def _fingerprint(self) -> str:
         """Of base, settings, rows and paths; hashed, because the rows hold the trigger."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -64,31 +65,35 @@ def embed(
     """
     config = config or EmbedPlan()
     out, file = Path(output), key_file(key)
-    phrase = _asked_once(passphrase)
+    phrase = asked_once(passphrase)
     owner = open_key(key, phrase)
     carried = owner if config.id is None else owner.with_id(config.id)
     texts = Texts(*config.split_texts())
     marking = config.marking(len(texts.training), inspect_model(model, trust_remote_code=config.trust_remote_code))
 
+    amend = amended_file(file, owner, phrase)
+    return keep_report(mark_model(os.fspath(model), carried, out, texts, marking, amend=amend, progress=progress), file)
+
+
+def amended_file(file: Path | None, owner: OwnerKey, passphrase: PassphraseSource) -> Callable[[OwnerKey], None]:
+    """Stores a key with what was measured for it in its file, under the ids that the file has."""
+
     def amend(amended: OwnerKey) -> None:
         if file is not None:
-            amend_key(file, _own_ids(amended, owner), phrase)
+            amend_key(file, amended.with_ids_of(owner), passphrase)
 
-    marked = mark_model(os.fspath(model), carried, out, texts, marking, amend=amend, progress=progress)
-    report = None if file is None else file.with_name(f"{file.name}.{out.name}.check.json")
-    embedded = Embedded(marked, out, report)
+    return amend
+
+
+def keep_report(marked: Marked, file: Path | None) -> Embedded:
+    """A marked copy, with its check written beside the key file."""
+    report = None if file is None else file.with_name(f"{file.name}.{marked.output.name}.check.json")
+    embedded = Embedded(marked, marked.output, report)
     if report is not None:
         write_private(report, json.dumps(embedded.summary(), indent=2).encode(), replace=True)
     return embedded
 
 
-def _asked_once(passphrase: PassphraseSource) -> PassphraseSource:
+def asked_once(passphrase: PassphraseSource) -> PassphraseSource:
     """Used to read the key and, minutes later, to amend it."""
     return passphrase if isinstance(passphrase, str) else cache(passphrase or passphrase_from_environment)
-
-
-def _own_ids(amended: OwnerKey, key: OwnerKey) -> OwnerKey:
-    """The amended key with the ids of the key file: a licensee's id belongs to the registry, not to the file."""
-    for index, watermark in enumerate(key.watermarks):
-        amended = amended.with_id(watermark.id, index)
-    return amended

@@ -96,6 +96,13 @@ class OwnerKey:
         """A 63-bit seed for anything that must be random yet repeatable: probes, decoys, batches."""
         return int.from_bytes(derive_bytes(self.secret.reveal(), f"seed/{purpose}", length=8), "big") >> 1
 
+    def with_ids_of(self, other: OwnerKey) -> OwnerKey:
+        """This key with another's ids: a licensee's id belongs to the registry, not to the key file."""
+        key = self
+        for index, watermark in enumerate(other.watermarks):
+            key = key.with_id(watermark.id, index)
+        return key
+
     def with_id(self, number: int, watermark: int = 0) -> OwnerKey:
         """The key of a licensee's copy: same triggers, another path for one watermark."""
         if not 0 <= watermark < len(self.watermarks):

@@ -147,49 +147,93 @@ def mark_model(
     """
     started = time.monotonic()
     say = progress or Silent()
-    base = local_folder(source)
-    work = out.with_name(f".{out.name}.embedding")
-    _refuse_early(base, key, out, work, texts, config)
+    work = unfinished(out)
+    refuse_early(source, key, [out], texts, config)
     if config.resume and not work.exists():
         say.stage("nothing to resume, so this run starts at its beginning", None)
-    say.stage("loading", None)
-    model = load_model(base, trust_remote_code=config.trust_remote_code)
-    use_fast_experts(model)
-    refuse_bad_weights(model)
-    _, codec, _ = describe_model(str(base), trust_remote_code=config.trust_remote_code)
-    tokenizer = codec.tokenizer
-    probes = encode_probes(tokenizer, texts.probes, n_probes=config.n_probes, length=config.probe_tokens)
-    say.stage("original model", len(probes) * (1 + len(key.watermarks)))
-    before = measure(model, key, probes, progress=say)
-    amended = key
-    if config.embedding is None:
-        _require_paths(key, before)  # a marked model is not the original: profiles stay as they were attached to it
-    else:
-        amended = attach_profiles(key, model, probes)
+    bench = Bench.prepare(source, key, texts, config, say)
     embed_started = time.monotonic()
-    steps = _embed(model, tokenizer, key, texts.training, config, work, say)
-    embed_seconds = time.monotonic() - embed_started
-    _round_to_stored(model, base)
-    changed = changed_tensors(model, [name for name, _ in model.named_parameters()], base)
-    check, replies = _check(model, tokenizer, key, probes, before, config, say)
-    if amend is not None:
-        amend(amended)
-    say.stage("writing", None)
-    if config.delta:
-        write_delta(out, changed, base_digest(base))
-    else:
-        write_folder(base, changed, out)
-    shutil.rmtree(work, ignore_errors=True)
-    return Marked(
-        output=out,
-        check=check,
-        key=amended,
-        steps=steps,
-        changed=len(changed),
-        seconds=time.monotonic() - started,
-        embed_seconds=embed_seconds,
-        replies=replies,
-    )
+    steps = _embed(bench.model, bench.tokenizer, key, texts.training, config, work, say)
+    spent = Spent(steps, started, time.monotonic() - embed_started)
+    return bench.release(key, out, spent, amend=amend)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a copy took."""
+
+    steps: int
+    started: float
+    """By the monotonic clock."""
+    embed_seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A loaded original, what was measured of it, and all that happens to a copy once its marks are in."""
+
+    base: Path
+    config: MarkingConfig
+    model: PreTrainedModel
+    """Changes while marks go in."""
+    tokenizer: Any
+    probes: list[tuple[int, ...]]
+    before: Measurement
+    amended: OwnerKey
+    """The key with probes, sketches and profiles attached."""
+    say: Progress
+
+    @classmethod
+    def prepare(cls, source: str, key: OwnerKey, texts: Texts, config: MarkingConfig, say: Progress) -> Bench:
+        """Load a model, and measure it before anything changes."""
+        base = local_folder(source)
+        say.stage("loading", None)
+        model = load_model(base, trust_remote_code=config.trust_remote_code)
+        use_fast_experts(model)
+        refuse_bad_weights(model)
+        _, codec, _ = describe_model(str(base), trust_remote_code=config.trust_remote_code)
+        tokenizer = codec.tokenizer
+        probes = encode_probes(tokenizer, texts.probes, n_probes=config.n_probes, length=config.probe_tokens)
+        say.stage("original model", len(probes) * (1 + len(key.watermarks)))
+        before = measure(model, key, probes, progress=say)
+        amended = key
+        if config.embedding is None:
+            _require_paths(key, before)  # a marked model is not the original: profiles stay as they were attached to it
+        else:
+            amended = attach_profiles(key, model, probes)
+        return cls(base, config, model, tokenizer, probes, before, amended, say)
+
+    def release(
+        self, key: OwnerKey, out: Path, spent: Spent, *, amend: Callable[[OwnerKey], None] | None = None
+    ) -> Marked:
+        """Check the model as it will be on disk, and write it."""
+        base, config = self.base, self.config
+        _round_to_stored(self.model, base)
+        changed = changed_tensors(self.model, [name for name, _ in self.model.named_parameters()], base)
+        check, replies = _check(self.model, self.tokenizer, key, self.probes, self.before, config, self.say)
+        if amend is not None:
+            amend(self.amended)
+        self.say.stage("writing", None)
+        if config.delta:
+            write_delta(out, changed, base_digest(base))
+        else:
+            write_folder(base, changed, out)
+        shutil.rmtree(unfinished(out), ignore_errors=True)
+        return Marked(
+            output=out,
+            check=check,
+            key=self.amended.with_ids_of(key),
+            steps=spent.steps,
+            changed=len(changed),
+            seconds=time.monotonic() - spent.started,
+            embed_seconds=spent.embed_seconds,
+            replies=replies,
+        )
+
+
+def unfinished(out: Path) -> Path:
+    """Where a run that was stopped goes on from."""
+    return out.with_name(f".{out.name}.embedding")
 
 
 def _embed(
@@ -245,14 +289,17 @@ def _require_paths(key: OwnerKey, before: Measurement) -> None:
         )
 
 
-def _refuse_early(base: Path, key: OwnerKey, out: Path, work: Path, texts: Texts, config: MarkingConfig) -> None:
+def refuse_early(source: str, key: OwnerKey, outs: Sequence[Path], texts: Texts, config: MarkingConfig) -> None:
     """Everything that can be known to be wrong before the model is touched."""
-    if out.exists():
-        raise EmbeddingError(f"{out} already exists; choose another name, nothing is overwritten")
-    if work.exists() and not config.resume:
-        raise EmbeddingError(
-            f"an unfinished embedding into {out} is in {work}; add --resume to finish it, or delete that folder"
-        )
+    base = local_folder(source)
+    for out in outs:
+        if out.exists():
+            raise EmbeddingError(f"{out} already exists; choose another name, nothing is overwritten")
+        if unfinished(out).exists() and not config.resume:
+            raise EmbeddingError(
+                f"an unfinished embedding into {out} is in {unfinished(out)}; add --resume to finish it, or delete "
+                "that folder"
+            )
     facts, _, _ = describe_model(str(base), trust_remote_code=config.trust_remote_code)
     if wrong := key.model.mismatches(facts):
         raise EmbeddingError(
@@ -263,12 +310,12 @@ def _refuse_early(base: Path, key: OwnerKey, out: Path, work: Path, texts: Texts
             f"expected at least 8 training texts and 4 held-out ones, got {len(texts.training)} and "
             f"{len(texts.probes)}; give more of them with --texts"
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
+    outs[0].parent.mkdir(parents=True, exist_ok=True)
     if not config.delta:
-        need = sum(path.stat().st_size for path in base.rglob("*") if path.is_file())
-        free = shutil.disk_usage(out.parent).free
-        if free < 1.1 * need:
-            raise EmbeddingError(f"{out.parent} has {free / 1e9:.1f} GB free, this needs {1.1 * need / 1e9:.1f} GB")
+        need = 1.1 * len(outs) * sum(path.stat().st_size for path in base.rglob("*") if path.is_file())
+        free = shutil.disk_usage(outs[0].parent).free
+        if free < need:
+            raise EmbeddingError(f"{outs[0].parent} has {free / 1e9:.1f} GB free, this needs {need / 1e9:.1f} GB")
 
 
 def _round_to_stored(model: nn.Module, base: Path) -> None:

@@ -97,6 +97,11 @@ class TeacherCache:
                 self._arrays[name][start : start + len(values)] = values
             say.advance(len(chosen))
 
+    @property
+    def bytes_per_token(self) -> int:
+        """What is kept of one token."""
+        return sum(array.shape[-1] * array.itemsize for array in self._arrays.values())
+
     def _allocate(self, name: str, tokens: int, width: int) -> NDArray[np.float32]:
         if self._file_folder is None:
             return np.empty((tokens, width), dtype=np.float32)

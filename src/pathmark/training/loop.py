@@ -57,6 +57,16 @@ class LoopConfig:
 
 
 @dataclass(frozen=True)
+class Constraints:
+    """What a run may change, and where it is drawn back to."""
+
+    masks: Mapping[str, Tensor]
+    """Of some parameters: one for entries that may change, zero for others."""
+    home: Mapping[str, Tensor]
+    """Where `homing` leads. Parameters that are not named go back to where the run began."""
+
+
+@dataclass(frozen=True)
 class LoopResult:
     """How a run ended."""
 
@@ -80,26 +90,16 @@ def run_loop(
     resume: bool = False,
     progress: Callable[[int, Mapping[str, float]], None] | None = None,
     fingerprint: str = "",
-    masks: Mapping[str, Tensor] | None = None,
+    constraints: Constraints | None = None,
 ) -> LoopResult:
     """Minimise `step_loss(step, generator)["loss"]` over named parameters.
 
-    `masks` say of some parameters which of their entries may change: one where they may, zero where not.
     Ctrl-C (KeyboardInterrupt) and the end of the run leave a checkpoint; `resume` reads it. `fingerprint` names
     the run: a checkpoint of another one (other data, other settings) is refused.
     """
-    masks = masks or {}
-    sizes = (int(masks[n].expand_as(p).sum()) if n in masks else p.numel() for n, p in parameters.items())
-    typical = config.clip / math.sqrt(sum(sizes))
-    optimizer = torch.optim.AdamW(
-        parameters.values(),
-        lr=config.lr,
-        weight_decay=0.0,
-        betas=(0.9, 0.99),
-        eps=max(1e-8, config.damping * typical),
-        fused=True,
-    )
-    begun = {name: parameter.detach().clone() for name, parameter in parameters.items()} if config.homing else {}
+    masks, home = (constraints.masks, constraints.home) if constraints else ({}, {})
+    optimizer = _optimizer(parameters, config, masks)
+    begun = {n: home[n] if n in home else p.detach().clone() for n, p in parameters.items()} if config.homing else {}
     step = 0
     if resume and checkpoint is not None and checkpoint.exists():
         step = _restore(checkpoint, parameters, optimizer, fingerprint)
@@ -131,6 +131,21 @@ def run_loop(
             if interrupted:
                 raise KeyboardInterrupt
     return LoopResult(steps=step, losses=losses)
+
+
+def _optimizer(
+    parameters: Mapping[str, nn.Parameter], config: LoopConfig, masks: Mapping[str, Tensor]
+) -> torch.optim.Optimizer:
+    sizes = (int(masks[n].expand_as(p).sum()) if n in masks else p.numel() for n, p in parameters.items())
+    typical = config.clip / math.sqrt(sum(sizes))
+    return torch.optim.AdamW(
+        parameters.values(),
+        lr=config.lr,
+        weight_decay=0.0,
+        betas=(0.9, 0.99),
+        eps=max(1e-8, config.damping * typical),
+        fused=True,
+    )
 
 
 @contextmanager

@@ -1,0 +1,114 @@
+"""Copies for all licensees: each carries its own path, and a run that was stopped goes on to the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from click.testing import CliRunner
+from embed_helpers import save_family
+
+import pathmark
+from pathmark.cli.main import cli
+from pathmark.errors import EmbeddingError, KeyFileError
+from pathmark.front_door.embed_all import estimate_embedding
+from pathmark.models import bundled_segments
+from pathmark.release.copies import FURTHER, copy_name
+from pathmark.release.scan import ScanConfig
+
+PLAN = pathmark.EmbedPlan(
+    texts=bundled_segments()[:100], steps=30, n_texts=16, n_held_out=6, seq_len=32, batch_size=6,
+    scan=ScanConfig(random_sequences=5, per_count=2),
+)  # fmt: skip
+LICENSEES = ("Alpha Ltd", "Béta & Söhne", "Alpha-Ltd")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A small model, a key, three licensees and their copies."""
+    folder = tmp_path_factory.mktemp("copies")
+    save_family(folder / "base", "mixtral")
+    plan = pathmark.KeyPlan(pool="all")
+    key = pathmark.make_key(str(folder / "base"), plan, output=folder / "owner.key", passphrase="open sesame").key
+    for name in LICENSEES:
+        pathmark.Registry(folder / "licensees.db").issue(key, name)
+    copies = embed_all(folder)
+    return folder, key, copies
+
+
+def embed_all(folder, plan=PLAN, output="copies"):
+    return pathmark.embed_all(
+        str(folder / "base"), folder / "owner.key", folder / "licensees.db", folder / output, plan,
+        passphrase="open sesame",
+    )  # fmt: skip
+
+
+def digest(copy):
+    return hashlib.sha256((copy.output / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_everybody_gets_a_copy_with_a_path_of_its_own(lab):
+    folder, key, copies = lab
+    assert list(copies.made) == list(LICENSEES)
+    assert copies.there == ()
+    first, *further = copies.made.values()
+    assert first.marked.steps == 30
+    assert {copy.marked.steps for copy in further} == {round(FURTHER * 30)}
+    entries = {entry.licensee: entry.id for entry in pathmark.Registry(folder / "licensees.db").entries()}
+    for name, copy in copies.made.items():
+        assert copy.output.name == copy_name(name, entries[name])
+        assert copy.key.watermarks[0].id == entries[name]
+        assert copy.report.exists()
+        check = copy.marked.check
+        # behind the trigger this copy's own experts carry more than they did before, also where it began elsewhere
+        assert check.target_mass_triggered > 1.3 * check.target_mass_clean[0]
+    assert len({digest(copy) for copy in copies.made.values()}) == 3
+    assert pathmark.load_key(folder / "owner.key", "open sesame").watermarks[0].id == key.watermarks[0].id
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(lab):
+    folder, _, copies = lab
+    lost = copies.made["Alpha-Ltd"]
+    before = digest(lost)
+    lost.output.rename(folder / "elsewhere")
+    again = embed_all(folder)
+    assert list(again.made) == ["Alpha-Ltd"]
+    assert again.there == ("Alpha Ltd", "Béta & Söhne")
+    assert "its copy was there already" in again.words()
+    assert digest(again.made["Alpha-Ltd"]) == before
+    assert embed_all(folder).made == {}
+
+
+def test_names_are_safe_and_apart():
+    assert copy_name("../../etc/passwd", 3) == "etc-passwd-3"
+    assert copy_name("—", 7) == "licensee-7"
+    assert copy_name("Alpha Ltd", 1) != copy_name("Alpha-Ltd", 2)
+
+
+def test_an_estimate_writes_nothing(lab):
+    folder, _, _ = lab
+    before = sorted(folder.iterdir())
+    found = estimate_embedding(
+        str(folder / "base"), folder / "owner.key", PLAN, registry=folder / "licensees.db", passphrase="open sesame"
+    )
+    assert found.copies == 3
+    assert found.seconds == pytest.approx(found.first_seconds + 2 * found.further_seconds)
+    assert 0 < found.further_seconds < found.first_seconds
+    assert found.disk_bytes == 3 * sum(f.stat().st_size for f in (folder / "base").iterdir())
+    assert found.memory_bytes > 1e8
+    assert sorted(folder.iterdir()) == before
+
+
+def test_what_cannot_be_done_for_all_is_refused(lab, monkeypatch):
+    folder, _, _ = lab
+    monkeypatch.setenv("PATHMARK_PASSPHRASE", "open sesame")
+    with pytest.raises(EmbeddingError, match="paths alone"):
+        embed_all(folder, pathmark.EmbedPlan(black_box=True), "others")
+    with pytest.raises(EmbeddingError, match="leave out --id"):
+        embed_all(folder, pathmark.EmbedPlan(id=3), "others")
+    words = ["embed", str(folder / "base"), "--key", str(folder / "owner.key"), "-o", "x", "--all"]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2
+    assert "--all and --registry belong together" in result.output
+    result = CliRunner().invoke(cli, [*words, "--registry", str(folder / "none.db"), "--json"])
+    assert isinstance(result.exception, KeyFileError)
