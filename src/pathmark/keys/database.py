@@ -62,7 +62,7 @@ def transaction(path: Path, form: DatabaseFormat, *, write: bool) -> Iterator[sq
         raise KeyFileError(f"cannot open {path}: {reason}") from None
     except OSError as error:
         raise KeyFileError(f"cannot open {path}: {error.strerror}") from None
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the second where sqlite's own words hold damaged text
         raise KeyFileError(f"{path} cannot be used as a {form.name}: {error}") from None
 
 

@@ -175,8 +175,16 @@ def _taken(db: sqlite3.Connection, mark: Watermark) -> Digits:
 
 def _issued(row: tuple[Any, ...]) -> Issued:
     ordinal, number, digits, licensee, issued, distance, *signature = row
-    indices = tuple(int(d) for d in digits.split(","))
-    return Issued(ordinal, int(number), licensee, issued, distance, indices, bytes.fromhex("".join(signature)))
+    try:
+        indices = tuple(int(d) for d in digits.split(","))
+        found = Issued(
+            int(ordinal), int(number), licensee, issued, int(distance), indices, bytes.fromhex("".join(signature))
+        )
+    except (AttributeError, TypeError, ValueError):
+        found = None
+    if found is None or not isinstance(licensee, str) or not isinstance(issued, str):
+        raise KeyFileError("a row of the registry is damaged; restore the file from a backup")
+    return found
 
 
 def _entries(db: sqlite3.Connection) -> list[Issued]:

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -364,7 +365,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
                 with archive.open(entry) as file:
                     arrays[entry.filename.removesuffix(".npy")] = read_array(file, entry.file_size, str(path))
             return arrays
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         if isinstance(error, VerificationError):
             raise
         raise VerificationError(f"{path} is damaged: {str(error).splitlines()[0]}; was it cut off?") from None
