@@ -16,7 +16,8 @@ from pathmark.evaluate.thief import thief_embedding
 from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.progress import Silent
 from pathmark.reporting.robustness import cells, evidence_left, plot, table
-from pathmark.results import read_robustness
+from pathmark.reporting.robustness_report import lost, report
+from pathmark.results import Header, RobustnessResult, read_robustness
 from pathmark.results.robustness import Measured, Reading
 from pathmark.stats import Rate
 
@@ -65,7 +66,7 @@ def test_rows_say_what_is_left_and_what_it_cost(suspects, tmp_path):
     assert header.torch.startswith("2.")
     assert (tmp_path / RESULTS).stat().st_mode & 0o077 == 0
     written = table(results.rows)
-    assert "**not found**" in written
+    assert "| destroyed |" in written
     assert "refused: " in written
     plot([("small", results.rows)], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
@@ -117,7 +118,7 @@ def test_training_that_was_interrupted_goes_on(suspects, tmp_path, monkeypatch):
             if len(steps) == 5:
                 raise KeyboardInterrupt
 
-    tuning = {"samples": 32, "epochs": 4, "length": 24, "lr": 7e-4}
+    tuning = {"samples": 32, "epochs": 4, "length": 24, "lr": 7e-4, "batch_size": 16}
     pair = (QUICK[0], Case("tuned", (step("permute-experts"), step("fine-tune", **tuning))))
     cut = Suspects(suspects.model, suspects.key, replace(suspects.kit, progress=PowerCut()), suspects.config)
     with pytest.raises(KeyboardInterrupt):
@@ -187,16 +188,23 @@ def test_every_case_of_the_suites_can_be_configured():
     assert used == set(ATTACKS)  # every attack has its row
 
 
+READING = {"accuracy": 0.9, "erased_layers": (), "alignment": None, "log10_p": -9.0}
+ROW = Measured(
+    case="a", group="a", steps=(), wsr=Rate(90, 100), p_value=1e-9, black_box=None, ppl_before=10.0, ppl=11.0,
+    ppl_thief_before=None, ppl_thief=None,
+    marked=True, id=1, id_right=True, p_floor=1e-9, grafted=None, n_probes=100, n_tokens=1000, thief_wsr=None,
+    dispute=None, attack_seconds=1.0, seconds=2.0, **READING,
+)  # fmt: skip
+HEADER = Header(
+    format="pathmark-robustness", version=3, package="0", torch=None, model_sha256=None, original_sha256=None,
+    texts_sha256={}, key=None, seed=0, n_probes=100, settings={},
+)  # fmt: skip
+
+
 def test_keys_are_pooled_in_one_line():
-    reading = {"accuracy": 0.9, "erased_layers": (), "alignment": None, "log10_p": -9.0}
-    row = Measured(
-        case="a", group="a", steps=(), wsr=Rate(90, 100), p_value=1e-9, black_box=None, ppl_before=10.0, ppl=11.0,
-        ppl_thief_before=None, ppl_thief=None,
-        marked=True, id=1, id_right=True, p_floor=1e-9, grafted=None, n_probes=100, n_tokens=1000, thief_wsr=None,
-        dispute=None, attack_seconds=1.0, seconds=2.0, **reading,
-    )  # fmt: skip
+    row, reading = ROW, READING
     other = replace(row, wsr=Rate(100, 100), p_value=1e-3, marked=False, ppl=13.0)
-    wsr, p, grafted, right, asked, ppl, verdict = cells([row, other])
+    wsr, p, grafted, right, asked, ppl, thief, verdict = cells([row, other])
     assert wsr.startswith("190/200")
     assert p == "1.0e-03"  # the worst
     assert grafted == "-"
@@ -205,4 +213,33 @@ def test_keys_are_pooled_in_one_line():
     both = [replace(row, grafted=fed), replace(other, grafted=fed)]
     assert evidence_left(both[0]) == pytest.approx(12 - math.log10(2))  # the better of two tries
     assert cells(both)[2] == "198/200 = 99.0 % [96.4, 99.9], 1.0e-08"
-    assert (right, asked, ppl, verdict) == ("2 of 2", "-", "12.0 (+20.0 %)", "marked 1 of 2")
+    assert (right, asked, ppl, thief) == ("2 of 2", "-", "12.0 (+20.0 %)", "-")
+    assert verdict == "marked 1 of 2, **lost** in 1"
+
+
+def test_a_ruined_model_decides_nothing_and_a_useful_one_does():
+    ruined = replace(ROW, ppl=30.0, ppl_thief_before=20.0, ppl_thief=31.0, p_value=0.5, log10_p=-0.3, marked=False)
+    ruined = replace(ruined, steps=(step("rtn", bits=2),))
+    tuned = replace(ruined, ppl_thief=12.0)  # useless for what the original did, and better at what the thief wants
+    assert ruined.destroyed
+    assert not tuned.destroyed
+    assert cells([ruined])[-2:] == ["31.0 (+55.0 %)", "destroyed"]
+    assert cells([tuned])[-2:] == ["12.0 (-40.0 %)", "**lost**"]
+    assert lost(tuned)
+    assert not lost(ruined)
+    assert not lost(ROW)
+    told = report(
+        {"PTB": [RobustnessResult(header=HEADER, corpus="PTB", n_texts=9, layers=(1,), rows=(ruined, tuned))]}
+    )
+    assert told.startswith("2 measurements of attacks that need no other model; 1 of them left")
+    assert "**Lost** in 1: a." in told
+
+
+def test_the_paper_s_cell_is_run_at_the_rate_that_serves_the_thief_best():
+    sweep = [
+        replace(ROW, case=f"tuning, rate {rate:g}", steps=(step("fine-tune", lr=rate),), ppl_thief=ppl)
+        for rate, ppl in ((1e-4, 30.0), (1e-3, 20.0), (1e-2, 90.0))
+    ]
+    cell = Case("cell", (step("rtn", bits=4), step("fine-tune", samples=9)), best_of="tuning, rate")
+    assert cell.at_best_rate(sweep).steps == (step("rtn", bits=4), step("fine-tune", samples=9, lr=1e-3))
+    assert cell.at_best_rate([]) == cell

@@ -17,7 +17,7 @@ from pathmark.stats import Rate
 
 HEADER = Header(
     format="pathmark-robustness",
-    version=2,
+    version=3,
     package="0.1.0",
     torch="2.0",
     model_sha256="a" * 64,
@@ -33,6 +33,7 @@ KEPT = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("robus
 ROW = Measured(
     case="noise", group="weight-noise", steps=(Step(attack="weight-noise", settings={"scale": 0.5}),), wsr=Rate(9, 10),
     accuracy=0.9, p_value=1e-9, log10_p=-9.0, erased_layers=(3,), alignment=None, ppl_before=10.0, ppl=11.0,
+    ppl_thief_before=None, ppl_thief=None,
     p_floor=1e-10, grafted=None, marked=True, id=7, id_right=True, n_probes=10, n_tokens=100,
     black_box=Replies(hits=1, n=2, p_value=None), thief_wsr=None, dispute=None, attack_seconds=1.0, seconds=2.0,
 )  # fmt: skip
@@ -70,9 +71,9 @@ def change(*places_and_value):
     [
         (
             change("header", "format", "pathmark-many-keys"),
-            "expected pathmark-robustness, version 2, got path",
+            "expected pathmark-robustness, version 3, got path",
         ),
-        (change("header", "version", 3), "version 2, got pathmark-robustness, version 3"),
+        (change("header", "version", 2), "version 3, got pathmark-robustness, version 2"),
         (change("header", None), "is no result file"),
         (change("header", "seed", None), "damaged: it.header: expected the field seed"),
         (change("header", "note", "x"), "it.header: expected no field note"),
@@ -100,7 +101,7 @@ def test_foreign_and_damaged_files_are_refused_in_one_line(tmp_path, spoil, mess
 def test_what_is_no_result_at_all_is_refused(tmp_path, content):
     path = tmp_path / "results.json"
     path.write_bytes(content)
-    with pytest.raises(ResultError, match="is no result file; expected pathmark-robustness, version 2"):
+    with pytest.raises(ResultError, match="is no result file; expected pathmark-robustness, version 3"):
         read_robustness(path)
     with pytest.raises(ResultError, match=r"cannot read .*No such file"):
         read_robustness(tmp_path / "missing.json")

@@ -95,8 +95,10 @@ class Suspects:
     config: RobustnessConfig
     probes: list[tuple[int, ...]] = field(init=False)
     clean_ppl: float = field(init=False)
+    thief: Kit = field(init=False)
+    """The kit without the texts that are measured on."""
     thief_rows: list[tuple[int, ...]] = field(init=False)
-    """Of the thief's text, kept out of its hands to measure on."""
+    """Those texts."""
     thief_ppl: float | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,13 +108,13 @@ class Suspects:
         self.clean_ppl = perplexity(self.model, self.probes).value
         texts, held_out = split_held_out(list(self.kit.texts), HELD_OUT) if self.kit.texts else ([], [])
         self.thief_rows = replace(self.kit, texts=held_out).rows_up_to(THIEF_TOKENS) if held_out else []
-        self.kit = replace(self.kit, texts=texts)
+        self.thief = replace(self.kit, texts=texts)
         self.thief_ppl = self._on_thiefs_text(self.model)
 
     def attacked(self, case: Case, unfinished: Path | None = None) -> Attacked:
         """What the case's attacks leave, one after the other; with the thief's key where one embedded it."""
         left = Attacked(self.model)
-        kit = replace(self.kit.beside_sibling() if case.sibling else self.kit, unfinished=unfinished)
+        kit = replace(self.thief.beside_sibling() if case.sibling else self.thief, unfinished=unfinished)
         for step in case.steps:
             attack = find_attack(step.attack)
             given = dict(step.settings)

@@ -19,7 +19,8 @@ from pathmark.models import load_tokenizer
 from pathmark.models.describe import describe_model
 from pathmark.models.texts import Texts
 from pathmark.progress import Progress, Silent
-from pathmark.reporting.robustness import adversaries, plot, table
+from pathmark.reporting.robustness import plot
+from pathmark.reporting.robustness_report import report
 from pathmark.results.robustness import Measured, RobustnessResult
 from pathmark.results.schema import to_json
 
@@ -107,7 +108,7 @@ def measure_robustness(
     if config.suite != "paper" and not config.only:
         described, codec, _ = describe_model(name, trust_remote_code=trusted)
         results = run_adversaries(suspects, out, described, codec, skip=config.skip, progress=say)
-    (out / "table.md").write_text(table(results.rows) + adversaries(results), encoding="utf-8")
+    (out / "table.md").write_text(report({results.corpus: [results]}), encoding="utf-8")
     return Robustness(results, out, plotted=_plot(results, out / "evidence.png"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,22 @@ from pathmark.errors import MissingLibraryError
 from pathmark.results.robustness import Measured, RobustnessResult, Row, Search, Unmeasured
 from pathmark.stats import Rate
 
-HEADINGS = ("attack", "WSR", "exact p", "grafted: WSR, p", "id", "black box", "clean perplexity", "verdict")
+LEVEL = 1e-6
+"""Of a verdict."""
+HEADINGS = (
+    "attack", "WSR", "exact p", "grafted: WSR, p", "id", "black box", "clean perplexity", "on the thief's text",
+    "verdict",
+)  # fmt: skip
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Markdown, a line per case; several keys of a case stand in one line. Failures stand as such."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|" + "---|" * (len(HEADINGS) - 1)]
+def table(rows: Sequence[Row], paper: Mapping[str, str] | None = None) -> str:
+    """Markdown, a line per case; several keys of a case stand in one line. Failures stand as such.
+
+    `paper` has what the paper prints for a case; it gets a column where it has something to say.
+    """
+    printed = {row.case: (paper or {}).get(row.case, "") for row in rows}
+    more = ["paper's WSR"] if any(printed.values()) else []
+    lines = ["| " + " | ".join([*HEADINGS, *more]) + " |", "|---|" + "---|" * (len(HEADINGS) + len(more) - 1)]
     cases: dict[str, list[Row]] = {}
     for row in rows:
         cases.setdefault(row.case, []).append(row)
@@ -24,9 +34,10 @@ def table(rows: Sequence[Row]) -> str:
         measured = [row for row in found if isinstance(row, Measured)]
         failed = [row for row in found if isinstance(row, Unmeasured)]
         if measured:
-            lines.append("| " + " | ".join([name, *cells(measured)]) + " |")
+            line = [name, *cells(measured)]
         else:
-            lines.append(f"| {name} |{' |' * (len(HEADINGS) - 2)} {failed[0].status}: {failed[0].reason} |")
+            line = [name, *[""] * (len(HEADINGS) - 2), f"{failed[0].status}: {failed[0].reason}"]
+        lines.append("| " + " | ".join([*line, *([printed[name]] if more else [])]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -68,7 +79,6 @@ def cells(rows: Sequence[Measured]) -> list[str]:
     asked = [Rate(row.black_box.hits, row.black_box.n) for row in rows if row.black_box is not None]
     change = sum(row.ppl_change for row in rows) / len(rows)
     ppl = sum(row.ppl for row in rows) / len(rows)
-    marked = sum(row.marked for row in rows)
     right = sum(row.id_right for row in rows)
     several = len(rows) > 1
     fed = [row.grafted for row in rows if row.grafted is not None]
@@ -79,8 +89,32 @@ def cells(rows: Sequence[Measured]) -> list[str]:
         f"{right} of {len(rows)}" if several else ("right" if right else "lost"),
         str(_pooled(asked)) if asked else "-",
         f"{ppl:.1f} ({_percent(change)})",
-        ((f"marked {marked} of {len(rows)}" if several else "marked") if marked else "**not found**") + _second(rows),
+        _on_thiefs_text(rows),
+        _verdict(rows) + _second(rows),
     ]
+
+
+def _on_thiefs_text(rows: Sequence[Measured]) -> str:
+    measured = [(row.ppl_thief, row.ppl_thief_change) for row in rows]
+    known = [(ppl, change) for ppl, change in measured if ppl is not None and change is not None]
+    if not known:
+        return "-"
+    ppl, change = (sum(values) / len(known) for values in zip(*known, strict=True))
+    return f"{ppl:.1f} ({_percent(change)})"
+
+
+def _verdict(rows: Sequence[Measured]) -> str:
+    """Of models that somebody would use, read as they are; what an attack destroyed decides nothing."""
+    usable = [row for row in rows if not row.destroyed]
+    if not usable:
+        return "destroyed"
+    found = sum(row.p_value <= LEVEL for row in usable)
+    several = f" {found} of {len(usable)}" if len(rows) > 1 else ""
+    if found == len(usable):
+        return f"marked{several}"
+    rescued = sum(row.marked and row.p_value > LEVEL for row in usable)
+    told = "**lost**" if not found else f"marked{several}, **lost** in {len(usable) - found}"
+    return told + (f" (found in {rescued} behind the original's lower layers)" if rescued else "")
 
 
 def _second(rows: Sequence[Measured]) -> str:
