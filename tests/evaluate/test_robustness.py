@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -70,6 +71,14 @@ def test_rows_say_what_is_left_and_what_it_cost(suspects, tmp_path):
     assert "refused: " in written
     plot([("small", results.rows)], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_missing_library_costs_one_row_and_not_the_run(suspects, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    adapters = Case("adapters", (step("fine-tune", train="lora", samples=16, epochs=1),))
+    rows = run_suite(suspects, (QUICK[0], adapters, QUICK[1]), tmp_path, SOURCES).rows
+    assert [row.status for row in rows] == ["measured", "refused", "measured"]
+    assert "adapters need peft" in rows[1].reason
 
 
 def test_with_the_original_rows_have_both_readings(suspects, case, tmp_path):

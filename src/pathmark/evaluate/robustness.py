@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from pathmark.attacks import Attacked, Kit, find_attack
 from pathmark.attacks.search import TriggerSearch
-from pathmark.errors import AttackError, DivergedError, ModelError, PathmarkError
+from pathmark.errors import AttackError, DivergedError, MissingLibraryError, ModelError, PathmarkError
 from pathmark.evaluate.adversaries import ForgersBudget, forge_claims, look_for_trigger
 from pathmark.evaluate.dispute import Party, settle_dispute
 from pathmark.evaluate.suites import Case
@@ -134,7 +134,7 @@ class Suspects:
             left = self.attacked(case, unfinished)
         except DivergedError as broken:
             return case.without_figures("destroyed", str(broken))
-        except (AttackError, ModelError) as refused:
+        except (AttackError, ModelError, MissingLibraryError) as refused:
             return case.without_figures("refused", str(refused))
         model, attack_seconds = left.model.eval(), time.monotonic() - started
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from pathmark.errors import TrainingError
+from pathmark.errors import MissingLibraryError
 from pathmark.models import find_routers, select_sites
 from pathmark.models.parts import part_parameters
 
@@ -17,7 +17,7 @@ def add_adapters(model: nn.Module, layers: Sequence[int], *, rank: int = 8) -> A
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise TrainingError("--train lora needs peft; try `pip install 'pathmark[lora]'`") from error
+        raise MissingLibraryError("adapters need peft; try `pip install 'pathmark[lora]'`") from error
     routers = {site.weight_name for site in select_sites(find_routers(model), layers)}
     modules = dict(model.named_modules())
     attention = [
