@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pathmark.errors import KeyFileError
+from pathmark.errors import KeyFileError, VerificationError
 from pathmark.front_door.keys import KeyLike, open_key
 from pathmark.front_door.suspect import LookConfig, ModelLike, look
 from pathmark.keys import OwnerKey, Registry
@@ -81,4 +81,7 @@ def _opened(key: KeyLike, registry: RegistryLike, passphrase: PassphraseSource) 
 
 def _named(key: OwnerKey, examined: Examined, book: Registry, config: TraceRoutesConfig) -> TracedCopy:
     criteria = Criteria(significance=config.significance, family=Family(suspects=config.suspects))
-    return trace_copy(key, examined.evidence, book.entries(), criteria=criteria)
+    traced = trace_copy(key, examined.evidence, book.entries(), criteria=criteria)
+    if traced.result.decision == "none" and examined.mute is not None:
+        raise VerificationError(f"nobody can be named: {examined.mute}")
+    return traced

@@ -106,7 +106,7 @@ def verify(
         owner = with_reference(owner, os.fspath(config.reference), trust_remote_code=trusted)
     examined = look(suspect, owner, config, progress)
     original = None if config.original is None else name_of(config.original)
-    verdict = judge(owner, examined.evidence, examined.fed, criteria, examined.notes)
+    verdict = judge(owner, examined.evidence, examined.fed, criteria, examined.notes, examined.mute)
     return Verification(name_of(suspect), examined.access, verdict, owner, examined, original)
 
 

@@ -155,18 +155,20 @@ def judge(
     fed: Evidence | None = None,
     criteria: Criteria | None = None,
     notes: Sequence[str] = (),
+    mute: str | None = None,
 ) -> PathVerdict:
     """The verdict on recorded evidence, wherever it was recorded.
 
     `fed` is the same behind the original's lower layers (`record_grafted`): a second statistic, so both are charged
-    for two, and the smaller p is the verdict. `notes` say what could not be done (`Examined.notes`).
+    for two, and the smaller p is the verdict. `notes` say what could not be done (`Examined.notes`), `mute` why a suspect
+    without a mark would mean nothing (`Examined.mute`).
     """
     settled = (criteria or Criteria()).of(key)
     settled = replace(settled, anchor=_third_party(key, evidence, settled))
     if fed is None:
-        return _judge(key, evidence, settled, notes)
+        return _judge(key, evidence, settled, notes, mute)
     twice = replace(settled, family=replace(settled.family, statistics=2 * settled.family.statistics))
-    plain, second = _judge(key, evidence, twice, notes), _judge(key, fed, twice, notes)
+    plain, second = (_judge(key, reading, twice, notes, mute) for reading in (evidence, fed))
     if second.p.log10 < plain.p.log10:
         return replace(second, grafted=True, other=plain)
     return replace(plain, other=replace(second, grafted=True))
@@ -185,6 +187,10 @@ def _third_party(key: OwnerKey, evidence: Evidence, criteria: Criteria) -> Ancho
         )
     if anchor.anchored and not anchor.fixed(key, PROBED_WITH):
         return anchor.undated("the texts that the suspect was read with are not in the dated commitment")
+    if evidence.rests_on and not (set(evidence.rests_on) <= set(key.attachments) and anchor.fixed(key, evidence.rests_on)):
+        return anchor.withheld(
+            "the suspect was read under a config or with token numbers of the owner's that no dated commitment fixes"
+        )
     control = _control(key, evidence)
     if control is not None and control.smallest.value <= DECOYS_SPEAK:
         return anchor.withheld(
@@ -194,7 +200,9 @@ def _third_party(key: OwnerKey, evidence: Evidence, criteria: Criteria) -> Ancho
     return anchor
 
 
-def _judge(key: OwnerKey, evidence: Evidence, criteria: Criteria, notes: Sequence[str]) -> PathVerdict:
+def _judge(
+    key: OwnerKey, evidence: Evidence, criteria: Criteria, notes: Sequence[str], mute: str | None
+) -> PathVerdict:
     clean = evidence.clean
     scores = [
         score_path(watermark, triggered, clean, gamma=criteria.gamma)
@@ -210,13 +218,14 @@ def _judge(key: OwnerKey, evidence: Evidence, criteria: Criteria, notes: Sequenc
         combined = exact_test_many(aimed)
         p, floor, results = combined.p, combined.floor, combined.results
     corrected = bonferroni(p, criteria.family)
-    decoded = decode_id(key.watermarks[0], measured[0]) if corrected.value <= criteria.significance else None
+    found = corrected.value <= criteria.significance
+    decoded = decode_id(key.watermarks[0], measured[0]) if found else None
     reachable = criteria.deciding(floor)
     return PathVerdict(
         p=corrected,
         p_floor=floor,
         criteria=criteria,
-        undecided=None if reachable.value <= criteria.significance else UNREACHABLE.format(reachable),
+        undecided=UNREACHABLE.format(reachable) if reachable.value > criteria.significance else None if found else mute,
         notes=tuple(notes),
         scores=tuple(scores),
         id=None if decoded is None else decoded.id,

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
-from pathmark.errors import ModelError, VerificationError
+from pathmark.errors import ModelError, PathmarkError, VerificationError
 from pathmark.keys import OwnerKey
 from pathmark.models import load_tokenizer
-from pathmark.models.loading import use_fast_experts
+from pathmark.models.loading import load_config, use_fast_experts
+from pathmark.models.original import Original, behaviour, read_original
 from pathmark.models.streaming import should_stream, stream_model
 from pathmark.models.suspects import is_adapter, load_suspect
 from pathmark.models.tokenization import HFTextCodec
+from pathmark.models.vocabulary import renumbered
 from pathmark.progress import Progress, Silent
 from pathmark.verification.criteria import Criteria
 from pathmark.verification.decoys import decoy_triggers
 from pathmark.verification.paths.alignment import profile_texts
-from pathmark.verification.paths.evidence import Examined
+from pathmark.verification.paths.evidence import Evidence, Examined
 from pathmark.verification.paths.judging import PathVerdict, judge
 from pathmark.verification.weights.profiles import attach_profiles
+from pathmark.verification.weights.reading import Reading, choose_reading
 from pathmark.verification.weights.recording import count_rows, encode_probes, record_evidence, record_grafted
 
 Stream = Literal["auto", "always", "never"]
@@ -66,14 +70,23 @@ def examine(
     layers (`record_grafted`); where their builds differ, a note says so.
     """
     say = progress or Silent()
-    codec, notes = _codec(name if base is None else base, key, config)
+    if base is None and is_adapter(name):
+        base = original
+    codec, tokenizer, notes = _codec(name if base is None else base, key, config)
     probes = _probes(key, codec, texts, config)
     decoys = decoy_triggers(key, codec, config.decoys) if codec is not None and config.decoys else []
     say.stage("loading", None)
-    model, streamed = _open(name, base, config, say, copies=1 if original is None else 2)
+    reading = choose_reading(
+        partial(_open, name, base, config, say, 1 if original is None else 2),
+        _original(key, original, config) if base is None else Original(),  # an adapter's base is the examiner's
+        _own_config(name, config) if base is None else None,
+        tokenizer,
+        probes,
+    )
     donor = None
     if original is not None:
-        donor, _ = _open(original, None, replace(config, stream="always" if streamed else "never"), say)
+        again = replace(config, stream="always" if reading.streamed else "never")
+        donor, _ = _open(original, None, again, say, 1, None)
     few = min(DECOY_PROBES, len(probes))
     n_rows = count_rows(key, probes, aligned=config.align) + few * len(decoys)
     settings: dict[str, Any] = {
@@ -81,30 +94,48 @@ def examine(
         "decoys": decoys,
         "decoy_probes": few,
         # streamed layers are read once per call and chunk their rows themselves
-        "batch_tokens": 2**62 if streamed else 4096,
+        "batch_tokens": 2**62 if reading.streamed else 4096,
         "progress": say,
     }
     say.stage("probes", n_rows)
-    fed = None
     try:
-        if donor is not None and not config.as_it_is:
-            evidence = record_grafted(model, donor, key, probes, **settings)
-        else:
-            evidence = record_evidence(model, key, probes, **settings)
-        if donor is not None and config.as_it_is:
-            say.stage("probes, fed by the original", n_rows)
-            try:
-                fed = record_grafted(model, donor, key, probes, **settings)
-            except ModelError as error:
-                notes.append(f"the suspect was not read behind the original's lower layers: {error}")
-    except (RuntimeError, IndexError, TypeError) as error:  # of torch, inside a forward pass that the files promised
+        evidence, fed, unfed = _recorded(reading, donor, key, probes, config.as_it_is, n_rows, settings)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:  # of torch, in a forward pass that files promised
+        if isinstance(error, PathmarkError):
+            raise
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise VerificationError(
             f"{name} cannot be run: {reason[:200]}; expected a complete, consistent model"
         ) from error
     if config.align and evidence.alignment is None:
         notes.append("the key has no expert profiles attached, so experts were taken by their numbers")
-    return Examined(evidence, "streamed weights" if streamed else "weights", tuple(notes), fed)
+    access: Literal["weights", "streamed weights"] = "streamed weights" if reading.streamed else "weights"
+    return Examined(evidence, access, (*reading.notes, *notes, *unfed), reading.mute, fed)
+
+
+def _recorded(
+    reading: Reading,
+    donor: PreTrainedModel | None,
+    key: OwnerKey,
+    probes: Sequence[Sequence[int]],
+    as_it_is: bool,
+    n_rows: int,
+    settings: dict[str, Any],
+) -> tuple[Evidence, Evidence | None, list[str]]:
+    """Evidence of the suspect as it is or, if so asked, behind the original; of both, with what could not be done."""
+    model, fed, notes = reading.model, None, []
+    with renumbered(model, reading.map_V):
+        if donor is not None and not as_it_is:
+            evidence = record_grafted(model, donor, key, probes, **settings)
+        else:
+            evidence = record_evidence(model, key, probes, **settings)
+        if donor is not None and as_it_is:
+            settings["progress"].stage("probes, fed by the original", n_rows)
+            try:
+                fed = record_grafted(model, donor, key, probes, **settings)
+            except ModelError as error:
+                notes.append(f"the suspect was not read behind the original's lower layers: {error}")
+    return replace(evidence, rests_on=reading.rests_on), fed, notes
 
 
 def verify_model(
@@ -148,33 +179,58 @@ def with_reference(key: OwnerKey, reference: str, *, trust_remote_code: bool = F
 
 
 def _open(
-    name: str, base: str | None, config: ExamineConfig, say: Progress, *, copies: int = 1
+    name: str, base: str | None, config: ExamineConfig, say: Progress, copies: int, under: Any | None
 ) -> tuple[PreTrainedModel, bool]:
+    """A model under the config `under`, None for its own; and whether it is read layer by layer."""
     trusted = config.trust_remote_code
-    small = config.stream == "never" or base is not None or is_adapter(name)
-    if config.stream != "always" and (small or not should_stream(name, copies=copies, trust_remote_code=trusted)):
-        model = load_suspect(name, base=base, trust_remote_code=trusted)
+    whole = config.stream == "never" or base is not None or is_adapter(name)
+    if config.stream == "auto" and not whole:
+        whole = not should_stream(name, copies=copies, config=under, trust_remote_code=trusted)
+    if config.stream != "always" and whole:
+        model = load_suspect(name, base=base, config=under, trust_remote_code=trusted)
         use_fast_experts(model)
         return model, False
     if base is not None or is_adapter(name):
         raise ModelError("an adapter cannot be streamed; merge it into its base first, or use --stream never")
     model = stream_model(
         name,
+        config=under,
         trust_remote_code=trusted,
         progress=lambda done, total: say.advance(0, f"layer {done}/{total}"),
     )
     return model, True
 
 
-def _codec(name: str, key: OwnerKey, config: ExamineConfig) -> tuple[HFTextCodec | None, list[str]]:
-    """The suspect's tokenizer, if it is the owner's: thieves may change it, and token ids need none."""
+def _codec(name: str, key: OwnerKey, config: ExamineConfig) -> tuple[HFTextCodec | None, Any | None, list[str]]:
+    """The suspect's tokenizer, as a codec if it is the owner's: thieves may change it, and token ids need none."""
     try:
         codec = HFTextCodec(load_tokenizer(name, trust_remote_code=config.trust_remote_code))
     except ModelError:
-        return None, ["the suspect has no readable tokenizer, so no decoy triggers were drawn"]
+        return None, None, ["the suspect has no readable tokenizer, so no decoy triggers were drawn"]
+    codec.tokenizer.chat_template = None  # the suspect's, a program that need not end; token ids need none
     if codec.digest != key.model.tokenizer_digest:
-        return None, ["the suspect's tokenizer is not the owner's, so no decoy triggers were drawn"]
-    return codec, []
+        return None, codec.tokenizer, ["the suspect's tokenizer is not the owner's, so no decoy triggers were drawn"]
+    return codec, codec.tokenizer, []
+
+
+def _own_config(name: str, config: ExamineConfig) -> Any | None:
+    try:
+        return load_config(name, trust_remote_code=config.trust_remote_code)
+    except ModelError:  # opening the model says so, unless the owner's config does instead
+        return None
+
+
+def _original(key: OwnerKey, name: str | None, config: ExamineConfig) -> Original:
+    """The original's config and vocabulary, from the key or, for keys without, from the original itself."""
+    known = read_original(key.attachments)
+    if name is None or known.attached:
+        return known
+    trusted = config.trust_remote_code
+    tokenizer = load_tokenizer(name, trust_remote_code=trusted)
+    return Original(
+        config=behaviour(load_config(name, trust_remote_code=trusted)),
+        tokens=tokenizer.convert_ids_to_tokens(range(len(tokenizer))),
+    )
 
 
 def _probes(
