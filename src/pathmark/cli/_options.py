@@ -23,9 +23,13 @@ key_argument = click.argument("key_file", metavar="KEY", type=PATH)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 registry_option = click.option("--registry", required=True, type=PATH, help="The database of who got which id.")
 base_option = click.option(
-    "--base", help="The base model of a peft adapter, if its config does not name the right one."
+    "--base", help="The base model of a peft adapter. What the adapter's config names is the suspect's choice."
 )
 trust_option = click.option("--trust-remote-code", is_flag=True, help="Run the model folder's own Python code.")
+sandbox_option = click.option(
+    "--no-sandbox", is_flag=True, envvar="PATHMARK_NO_SANDBOX",
+    help="Read the suspect in this process, not in one without network and with bounded memory and patience.",
+)  # fmt: skip
 significance_option = click.option(
     "--significance", type=float, default=1e-6, show_default=True, help="The family-wise level of the test."
 )
@@ -97,7 +101,7 @@ def n_texts_option(
 
 look_options = together(
     base_option, texts_option("The probe texts", "those in the key"), n_texts_option("How many probe texts are used."),
-    tokens_option, stream_option, trust_option,
+    tokens_option, stream_option, trust_option, sandbox_option,
 )  # fmt: skip
 """How a suspect's weights are looked at."""
 

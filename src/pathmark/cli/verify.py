@@ -59,7 +59,7 @@ def command(suspect: str, key_file: Path, as_json: bool, **options: Any) -> None
 
     looked = {name: options[name] for name in ("original", "base", "texts", "reference")}
     examine = examine_config(options, decoys=options["decoys"], align=not options["no_align"])
-    config = VerifyConfig(examine=examine, **looked, **judged_by(options))
+    config = VerifyConfig(examine=examine, sandbox=not options["no_sandbox"], **looked, **judged_by(options))
     with Bar(quiet=as_json) as bar:
         found = verify(suspect, key_file, config, passphrase=passphrase(), progress=bar)
     finish(found, options, as_json)

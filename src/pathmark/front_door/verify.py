@@ -10,7 +10,7 @@ from typing import Any
 from pathmark.errors import VerificationError
 from pathmark.front_door.criteria import JudgeConfig
 from pathmark.front_door.keys import KeyLike, open_key
-from pathmark.front_door.suspect import LookConfig, ModelLike, look, name_of
+from pathmark.front_door.suspect import LookConfig, ModelLike, at_hand, confined, look, name_of
 from pathmark.keys import OwnerKey
 from pathmark.keys.keyfile import PassphraseSource
 from pathmark.progress import Progress, Silent
@@ -102,12 +102,27 @@ def verify(
         criteria = replace(criteria, anchor=chosen)
     if config.reference is not None:
         (progress or Silent()).stage("reference", None)
-        trusted = config.examine.trust_remote_code
-        owner = with_reference(owner, os.fspath(config.reference), trust_remote_code=trusted)
+        owner = _matched_to(owner, os.fspath(config.reference), config)
     examined = look(suspect, owner, config, progress)
     original = None if config.original is None else name_of(config.original)
     verdict = judge(owner, examined.evidence, examined.fed, criteria, examined.notes, examined.mute)
     return Verification(name_of(suspect), examined.access, verdict, owner, examined, original)
+
+
+def _matched_to(key: OwnerKey, reference: str, config: VerifyConfig) -> OwnerKey:
+    """The key with the reference's profiles, made where the suspect is read: a fork must come before any computing."""
+    remote = config.examine.trust_remote_code
+    if not config.sandbox:
+        return with_reference(key, reference, trust_remote_code=remote)
+    here = at_hand(reference, remote)
+
+    def profiles(_: Progress) -> dict[str, bytes]:
+        return dict(with_reference(key, here, trust_remote_code=remote).attachments)
+
+    for name, data in confined(profiles, here, None, remote=remote).items():
+        if key.attachments.get(name) != data:
+            key = key.attach(name, data)
+    return key
 
 
 def verify_routes(
