@@ -16,10 +16,11 @@ from pathmark.errors import VerificationError
 if TYPE_CHECKING:
     from pathmark.verification import Criteria
 
+EXPECTS_PLAIN = "pathmark.expects_plain"
+"""Under this name a command's context remembers --plain."""
 Decorator = Callable[[Any], Any]
 PATH = click.Path(path_type=Path)
 
-key_argument = click.argument("key_file", metavar="KEY", type=PATH)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 registry_option = click.option("--registry", required=True, type=PATH, help="The database of who got which id.")
 base_option = click.option(
@@ -69,9 +70,20 @@ def together(*options: Decorator) -> Decorator:
     return add
 
 
+def _expect_plain(context: click.Context, option: click.Parameter, value: bool) -> None:
+    context.meta[EXPECTS_PLAIN] = value
+
+
+plain_option = click.option(
+    "--plain", is_flag=True, expose_value=False, callback=_expect_plain,
+    help="The key is stored without encryption, although there is a passphrase.",
+)  # fmt: skip
+key_argument = together(click.argument("key_file", metavar="KEY", type=PATH), plain_option)
+
+
 def key_option(help_text: str = "The key made by keygen.") -> Decorator:
     """`--key`, where a key is needed."""
-    return click.option("--key", "key_file", required=True, type=PATH, help=help_text)
+    return together(click.option("--key", "key_file", required=True, type=PATH, help=help_text), plain_option)
 
 
 def output_option(help_text: str) -> Decorator:

@@ -73,7 +73,8 @@ def run(job: Callable[[Progress], T], limits: Limits | None = None, progress: Pr
         _work(job, writer, limits)
     writer.close()
     try:
-        return _listen(reader, child, limits, say)
+        result: T = _listen(reader, child, limits, say)
+        return result
     finally:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
@@ -123,7 +124,9 @@ class _Plain(pickle.Unpickler):
             found = super().find_class(module, name)
             if isinstance(found, type) and is_dataclass(found):
                 return found
-        raise VerificationError("the process that reads the suspect sent something else than a result; nothing was decided")
+        raise VerificationError(
+            "the process that reads the suspect sent something else than a result; nothing was decided"
+        )
 
 
 class _Teller:

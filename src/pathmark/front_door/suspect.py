@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from transformers import PreTrainedModel
@@ -83,7 +84,7 @@ def at_hand(name: str | os.PathLike[str], trust_remote_code: bool) -> str:
 
 def confined(job: Callable[[Progress], T], name: str, progress: Progress | None, *, remote: bool = False) -> T:
     """Do a job on the folder of this name in the sandbox; a hub id whose own code is run needs its network."""
-    return sandbox.run(job, sandbox.Limits.for_files(name, network=remote and not os.path.isdir(name)), progress)
+    return sandbox.run(job, sandbox.Limits.for_files(name, network=remote and not Path(name).is_dir()), progress)
 
 
 def _look_at_loaded(model: PreTrainedModel, key: OwnerKey, config: LookConfig, say: Progress) -> Examined:

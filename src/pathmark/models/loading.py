@@ -44,12 +44,30 @@ def resolve_model(name: str | os.PathLike[str]) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"{text} has no config.json; expected a Hugging Face model folder")
+        refuse_odd_files(path)
         return text
     if path.exists():
         raise ModelError(f"{text} is a file; expected a model folder, a hub id or bundled:tiny")
     if text.startswith(("/", ".", "~")) or text.count("/") > 1:
         raise ModelError(f"{text!r} does not exist; expected a model folder, a hub id or bundled:tiny")
     return text
+
+
+def refuse_odd_files(folder: Path) -> None:
+    """Only regular files, and no link that leads out: a pipe would wait for ever, a link would read or copy our own.
+
+    A snapshot in the hub's cache links to its own blobs.
+    """
+    inside = [folder.resolve()]
+    if folder.resolve().parent.name == "snapshots":
+        inside.append(folder.resolve().parent.parent / "blobs")
+    for root, folders, names in os.walk(folder):
+        for name in (*names, *(entry for entry in folders if Path(root, entry).is_symlink())):
+            file = Path(root, name)
+            if not any(file.resolve().is_relative_to(place) for place in inside):
+                raise ModelError(f"{file} is a link that leaves its folder; expected the model's own files")
+            if not file.is_file() and not file.is_dir():
+                raise ModelError(f"{file} is no regular file; expected the model's own files")
 
 
 def local_folder(name: str | os.PathLike[str]) -> Path:
@@ -85,7 +103,7 @@ def load_config(name: str | os.PathLike[str], *, trust_remote_code: bool = False
 
 
 def run_our_way(config: Any) -> Any:
-    """The config without a say in how it is run: a suspect's may name kernels that fail, or that are somebody's code."""
+    """The config without a say in how it is run: a suspect's may name kernels that fail, or somebody's code."""
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:
             part._attn_implementation_internal = part._experts_implementation_internal = None
@@ -188,8 +206,6 @@ def _headers(folder: Path) -> dict[Path, dict[str, StoredTensor]]:
         others = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt"))
         found = f"found {others[0]}, which is a pickle and is never opened" if others else "found no weights"
         raise ModelError(f"{folder} holds no *.safetensors; {found}. Try saving with save_pretrained")
-    if odd := [file.name for file in files if not file.is_file()]:
-        raise ModelError(f"{folder}/{odd[0]} is no regular file; expected weights")  # a pipe would wait for ever
     headers = {file: read_header(file) for file in files}
     _indexed(folder, files)
     return headers

@@ -53,7 +53,7 @@ def attachments_of(model: PreTrainedModel, tokenizer: Any, rows: Sequence[Sequen
     """What a key keeps of the original."""
     facts = {"config": behaviour(model.config), "loss": clean_loss(model, rows)}
     spelt = json.dumps([str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))])
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "tokens": np.frombuffer(spelt.encode(), dtype=np.uint8),
         "sketch": embedding_sketch(model.get_input_embeddings().weight).astype(np.float16),
     }
@@ -91,7 +91,7 @@ def behaviour(config: Any) -> dict[str, Any]:
 
 
 def owners_configs(original: Original, own: Any | None) -> list[Any]:
-    """The configs under which the owner would read these weights: the original's, and its rules in the suspect's shapes.
+    """How the owner would read these weights: under the original's config, and by its rules in the suspect's shapes.
 
     Empty where the suspect's own says the same, or nothing is known of the original's.
     """

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pathmark.errors import ModelError
 from pathmark.models.gptq import dequantize_gptq
-from pathmark.models.loading import check_safetensors, load_config, load_model, local_folder
+from pathmark.models.loading import check_safetensors, load_config, load_model, local_folder, refuse_odd_files
 from pathmark.models.weights import refuse_bad_weights
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -155,6 +155,7 @@ def _load_adapter(
     folder: Path, base: str | os.PathLike[str] | None, dtype: torch.dtype | None, trust_remote_code: bool
 ) -> PreTrainedModel:
     """The base with the adapter merged in. Only LoRA, only safetensors, and every tensor must find its place."""
+    refuse_odd_files(folder)
     stated = _adapter_config(folder)
     weights = folder / ADAPTER_WEIGHTS
     if not weights.is_file():
@@ -211,12 +212,15 @@ def _modules(folder: Path, stated: dict[str, Any], state: dict[str, Tensor]) -> 
         patterns += list(stated.get(field) or {})
     for pattern in patterns:
         if isinstance(pattern, str) and not _PLAIN_NAME.fullmatch(pattern):
-            raise ModelError(f"{folder} chooses modules by the pattern {pattern[:80]!r}; expected names. Merge it first")
+            raise ModelError(
+                f"{folder} chooses modules by the pattern {pattern[:80]!r}; expected names. Merge it first"
+            )
     wanted = stated.get("target_modules")
     if not isinstance(wanted, str):
         return wanted
-    names = (name.removeprefix("base_model.model.").partition(".lora_")[0] for name in state if ".lora_" in name)
-    return sorted(set(names))
+    names = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in state if ".lora_" in name}
+    bare = tuple(str(name).rpartition(".")[0] for name in stated.get("target_parameters") or ())
+    return sorted(name for name in names if not bare or not name.endswith(bare))  # those are adapted as parameters
 
 
 def _refuse_odd_tensors(folder: Path, stated: dict[str, Any], state: dict[str, Tensor]) -> None:

@@ -47,7 +47,7 @@ def by_embedding(sketch_VP: NDArray[np.floating], weight_SH: Tensor) -> NDArray[
     suspect_SP = torch.from_numpy(embedding_sketch(weight_SH))
     width = min(owner_VP.shape[1], suspect_SP.shape[1])
     owner_VP, suspect_SP = (nn.functional.normalize(part[:, :width], dim=1) for part in (owner_VP, suspect_SP))
-    best = [(chunk @ suspect_SP.T).max(dim=1) for chunk in owner_VP.split(4096)]
+    best = [(chunk @ suspect_SP.T).max(dim=1) for chunk in torch.split(owner_VP, 4096)]
     likeness_V = torch.cat([part.values for part in best]).numpy()
     found_V = torch.cat([part.indices for part in best]).numpy()
     found_V[likeness_V < ALIKE] = -1

@@ -23,7 +23,7 @@ class Evidence:
     """One per decoy trigger, on the first texts."""
     alignment: Alignment | None = None
     """How the suspect's experts were matched; None where it was taken by its own numbers."""
-    rests_on: tuple[str, ...] = ()
+    rests_on: frozenset[str] = frozenset()
     """What the owner brought so that the suspect could be read at all: attachments of the key, or `--original`."""
     handed_over: bool = False
     """Whether somebody brought these routes, instead of this program measuring them."""

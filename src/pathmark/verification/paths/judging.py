@@ -160,8 +160,8 @@ def judge(
     """The verdict on recorded evidence, wherever it was recorded.
 
     `fed` is the same behind the original's lower layers (`record_grafted`): a second statistic, so both are charged
-    for two, and the smaller p is the verdict. `notes` say what could not be done (`Examined.notes`), `mute` why a suspect
-    without a mark would mean nothing (`Examined.mute`).
+    for two, and the smaller p is the verdict. `notes` and `mute` are those of `Examined`: what could not be done, and
+    why no mark found would mean nothing.
     """
     settled = (criteria or Criteria()).of(key)
     settled = replace(settled, anchor=_third_party(key, evidence, settled))
@@ -187,7 +187,7 @@ def _third_party(key: OwnerKey, evidence: Evidence, criteria: Criteria) -> Ancho
         )
     if anchor.anchored and not anchor.fixed(key, PROBED_WITH):
         return anchor.undated("the texts that the suspect was read with are not in the dated commitment")
-    if evidence.rests_on and not (set(evidence.rests_on) <= set(key.attachments) and anchor.fixed(key, evidence.rests_on)):
+    if not evidence.rests_on <= set(key.attachments) or not anchor.fixed(key, evidence.rests_on):
         return anchor.withheld(
             "the suspect was read under a config or with token numbers of the owner's that no dated commitment fixes"
         )

@@ -30,9 +30,7 @@ def attach_profiles(key: OwnerKey, model: nn.Module, probes: Sequence[Sequence[i
     return _attached(key, records)
 
 
-def attach_original(
-    key: OwnerKey, model: PreTrainedModel, tokenizer: Any, probes: Sequence[Sequence[int]]
-) -> OwnerKey:
+def attach_original(key: OwnerKey, model: PreTrainedModel, tokenizer: Any, probes: Sequence[Sequence[int]]) -> OwnerKey:
     """The key with the original's config, vocabulary and fluency: what a thief may break around the same weights."""
     return _attached(key, attachments_of(model, tokenizer, probes))
 

@@ -42,7 +42,7 @@ class Reading:
     streamed: bool
     map_V: Map
     """Owner's token -> suspect's; None where they have the same numbers."""
-    rests_on: tuple[str, ...]
+    rests_on: frozenset[str]
     """What the owner brought for this reading: names of attachments, or `--original`."""
     notes: tuple[str, ...]
     mute: str | None
@@ -85,8 +85,13 @@ def choose_reading(
         notes.append("the suspect's config was set aside: its weights speak better, or as well, under the original's")
     if VOCABULARY in chosen.brought:
         notes.append("the suspect's tokens are numbered otherwise and were put back into the original's order")
-    rests_on = tuple(name if name in original.attached else "--original" for name in chosen.brought)
+    rests_on = frozenset(name if name in original.attached else "--original" for name in chosen.brought)
     return Reading(held[1], held[2], chosen.map_V, rests_on, tuple(notes), _mute(chosen.loss, original, held[1]))
+
+
+def token_map(model: PreTrainedModel, original: Original, tokenizer: Any, rows: Sequence[Sequence[int]]) -> Map:
+    """Owner's token -> that of a loaded suspect with this tokenizer, as it speaks best; None where nothing moved."""
+    return _choose(list(_ways(model, None, original, tokenizer, rows))).map_V
 
 
 def _ways(

@@ -100,7 +100,7 @@ def examine(
     say.stage("probes", n_rows)
     try:
         evidence, fed, unfed = _recorded(reading, donor, key, probes, config.as_it_is, n_rows, settings)
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:  # of torch, in a forward pass that files promised
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:  # of torch, in a forward pass
         if isinstance(error, PathmarkError):
             raise
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
