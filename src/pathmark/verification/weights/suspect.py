@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from pathmark.errors import ModelError, PathmarkError, VerificationError
 from pathmark.keys import OwnerKey
 from pathmark.models import load_tokenizer
 from pathmark.models.loading import load_config, use_fast_experts
-from pathmark.models.original import Original, behaviour, read_original
+from pathmark.models.original import FACTS, VOCABULARY, Original, behaviour, read_original
 from pathmark.models.streaming import should_stream, stream_model
 from pathmark.models.suspects import is_adapter, load_suspect
 from pathmark.models.tokenization import HFTextCodec
@@ -30,6 +31,10 @@ from pathmark.verification.weights.recording import count_rows, encode_probes, r
 
 Stream = Literal["auto", "always", "never"]
 DECOY_PROBES = 20
+OLD_KEY = (
+    "the key holds neither config nor vocabulary of its original, so a suspect whose config or token numbers were "
+    "changed may go unnoticed; give --original"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +78,8 @@ def examine(
     if base is None and is_adapter(name):
         base = original
     codec, tokenizer, notes = _codec(name if base is None else base, key, config)
+    if original is None and base is None and not key.attachments.keys() >= {FACTS, VOCABULARY}:
+        notes.append(OLD_KEY)
     probes = _probes(key, codec, texts, config)
     decoys = decoy_triggers(key, codec, config.decoys) if codec is not None and config.decoys else []
     say.stage("loading", None)
@@ -98,19 +105,26 @@ def examine(
         "progress": say,
     }
     say.stage("probes", n_rows)
-    try:
+    with _running(name):
         evidence, fed, unfed = _recorded(reading, donor, key, probes, config.as_it_is, n_rows, settings)
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:  # of torch, in a forward pass
-        if isinstance(error, PathmarkError):
-            raise
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise VerificationError(
-            f"{name} cannot be run: {reason[:200]}; expected a complete, consistent model"
-        ) from error
     if config.align and evidence.alignment is None:
         notes.append("the key has no expert profiles attached, so experts were taken by their numbers")
     access: Literal["weights", "streamed weights"] = "streamed weights" if reading.streamed else "weights"
     return Examined(evidence, access, (*reading.notes, *notes, *unfed), reading.mute, fed)
+
+
+@contextmanager
+def _running(name: str) -> Iterator[None]:
+    """What torch raises inside a forward pass is about the suspect's files."""
+    try:
+        yield
+    except PathmarkError:
+        raise
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise VerificationError(
+            f"{name} cannot be run: {reason[:200]}; expected a complete, consistent model"
+        ) from error
 
 
 def _recorded(
