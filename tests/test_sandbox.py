@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from pathmark.models import inspect_model
 from pathmark.verification import Routes
 
 QUICK = Limits(silence=30)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are safe on Linux alone")
 
 
 def test_results_progress_and_refusals_arrive():

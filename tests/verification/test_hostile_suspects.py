@@ -264,3 +264,11 @@ def test_a_chat_template_that_never_ends_ends_an_enquiry_by_replies(case, tmp_pa
     written("chat_template.jinja", ENDLESS)(tmp_path / "suspect")
     with pytest.raises(VerificationError, match=r"the chat template of .* cannot be used: .* made no progress for 1 s"):
         verify_api(tmp_path / "suspect", case.key)
+
+
+def test_a_loss_that_cannot_be_measured_acquits_and_accuses_nobody(case, monkeypatch):
+    """Architectures whose head is out of the ordinary: the verdict is what it was without this control."""
+    monkeypatch.setattr("pathmark.verification.weights.reading.clean_loss", lambda *_: float("inf"))
+    unknown = case.key.attach("original.json", json.dumps({"config": None, "loss": None}).encode())
+    assert verify(case.marked, unknown, LOOK).verdict.decision == "marked"
+    assert verify(case.base, unknown, LOOK).verdict.decision == "not marked"

@@ -58,11 +58,11 @@ class Limits:
 def run(job: Callable[[Progress], T], limits: Limits | None = None, progress: Progress | None = None) -> T:
     """Do a job in a child process and return what it returns, or raise what it raises.
 
-    The process must not have computed with several threads before: a fork has none of them. Where there is no fork
-    (Windows), the job is done here.
+    The process must not have computed with several threads before: a fork has none of them. Elsewhere than on Linux,
+    where forks are not safe or not there, the job is done here.
     """
     limits, say = limits or Limits(), progress or Silent()
-    if not hasattr(os, "fork"):
+    if sys.platform != "linux":
         return job(say)
     reader, writer = Pipe(duplex=False)
     sys.stdout.flush()
@@ -176,19 +176,17 @@ def _confine(limits: Limits) -> None:
         os.dup2(quiet, stream)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the key
     free = psutil.virtual_memory().available * 9 // 10
-    used = _data_bytes()
-    if used is not None:
-        most = used + (free if limits.memory is None else limits.memory)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    most = used + (free if limits.memory is None else limits.memory)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # private writable memory; weights are mapped beside it
     system = ctypes.CDLL(None, use_errno=True)
-    if sys.platform == "linux":
-        system.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-        system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    system.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     if limits.network:
         return
     os.environ["HF_HUB_OFFLINE"] = "1"
     # an empty network of our own; where the kernel does not let us, the hook below is what is left
-    if sys.platform == "linux" and system.unshare(_NEW_NET) != 0:
+    if system.unshare(_NEW_NET) != 0:
         system.unshare(_NEW_USER | _NEW_NET)
     sys.addaudithook(_refuse)
 
@@ -196,10 +194,3 @@ def _confine(limits: Limits) -> None:
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     if event.startswith(_FORBIDDEN):
         raise PermissionError(f"reading a suspect may not do this: {event}")
-
-
-def _data_bytes() -> int | None:
-    """Private writable memory of this process, which RLIMIT_DATA counts; None where the system does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
-    return None

@@ -51,7 +51,8 @@ class Original:
 
 def attachments_of(model: PreTrainedModel, tokenizer: Any, rows: Sequence[Sequence[int]]) -> dict[str, bytes]:
     """What a key keeps of the original."""
-    facts = {"config": behaviour(model.config), "loss": clean_loss(model, rows)}
+    loss = clean_loss(model, rows)
+    facts = {"config": behaviour(model.config), "loss": loss if math.isfinite(loss) else None}
     spelt = json.dumps([str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))])
     arrays: dict[str, NDArray[Any]] = {
         "tokens": np.frombuffer(spelt.encode(), dtype=np.uint8),

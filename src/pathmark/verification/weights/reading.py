@@ -132,7 +132,7 @@ def _mute(loss: float, original: Original, model: PreTrainedModel) -> str | None
     if original.loss is not None and guess - original.loss >= SPEAKS:
         limit = (guess + original.loss) / 2
         known = f" (the original has {math.exp(original.loss):.1f})"
-    if loss <= limit:
+    if loss <= limit or (original.loss is None and math.isinf(loss)):  # it cannot be measured on every architecture
         return None
     shown = f"{math.exp(loss):.3g}" if loss < 100 else "without bound"
     return (
