@@ -27,7 +27,7 @@ from pathmark.errors import PathmarkError
 from pathmark.keys import Registry, check_claim, commit_key, reveal_watermark
 from pathmark.keys.claim import RevealedClaim
 from pathmark.keys.commitment import load_commitment, load_public
-from pathmark.keys.keyfile import seal, unseal
+from pathmark.keys.keyfile import no_passphrase, seal, unseal
 from pathmark.keys.ledger import Ledger
 from pathmark.keys.timestamps import stamp
 from pathmark.models.headers import read_header
@@ -100,7 +100,7 @@ def put(path: Path, data: bytes) -> None:
 
 
 def key(data: bytes, path: Path) -> None:
-    unseal(data, "open sesame")
+    unseal(data, no_passphrase)
 
 
 def commitment(data: bytes, path: Path) -> None:
