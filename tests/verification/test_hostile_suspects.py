@@ -161,7 +161,9 @@ SUSPECTS = {
     "weights that are no numbers": (tensors(lambda t: t["lm_head.weight"].fill_(float("nan"))), "NaN or inf"),
     "weights said to be quantized": (config(quantization_config={"quant_method": "awq"}), "quantized with"),
 }
-LOOK = VerifyConfig(examine=ExamineConfig(n_probes=6, decoys=1))
+LOOK = VerifyConfig(examine=ExamineConfig(n_probes=6, decoys=0))
+WITH_DECOYS = VerifyConfig(examine=ExamineConfig(n_probes=6, decoys=1))
+"""Drawing one takes longer than all the rest, and is what a chat template could stop."""
 
 
 @pytest.mark.parametrize("name", SUSPECTS)
@@ -172,7 +174,7 @@ def test_no_hostile_suspect_is_acquitted(case, tmp_path, name):
     make(suspect)
     started = time.monotonic()
     try:
-        found = verify(suspect, case.key, LOOK)
+        found = verify(suspect, case.key, WITH_DECOYS if "template" in name else LOOK)
         ended = found.verdict.decision if found.verdict.undecided is None else found.words()
     except PathmarkError as error:
         ended = str(error)
@@ -204,7 +206,7 @@ def test_stealthily_renumbered_tokens_are_known_by_their_rows(speaking, tmp_path
     shutil.copytree(bundled_folder("bundled:tiny"), tmp_path / "suspect")
     tokens_renumbered_by_stealth(tmp_path / "suspect")
     config(rms_norm_eps=10.0)(tmp_path / "suspect")  # and the config is broken as well
-    found = examine(str(tmp_path / "suspect"), key, ExamineConfig(n_probes=6, decoys=1, stream=stream))
+    found = examine(str(tmp_path / "suspect"), key, ExamineConfig(n_probes=6, decoys=0, stream=stream))
     assert found.mute is None
     assert found.evidence.rests_on == {"original.json", "vocabulary.npz"}
     for one, other in zip(found.evidence.triggered, plain.evidence.triggered, strict=True):
