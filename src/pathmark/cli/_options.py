@@ -65,9 +65,9 @@ def together(*options: Decorator) -> Decorator:
     return add
 
 
-def key_option(help_text: str = "The key made by keygen.") -> Decorator:
+def key_option(help_text: str = "The key made by keygen.", *, required: bool = True) -> Decorator:
     """`--key`, where a key is needed."""
-    return click.option("--key", "key_file", required=True, type=PATH, help=help_text)
+    return click.option("--key", "key_file", required=required, type=PATH, help=help_text)
 
 
 def output_option(help_text: str) -> Decorator:
@@ -107,7 +107,10 @@ def _day(context: click.Context, option: click.Parameter, value: datetime.dateti
 
 
 _judge_options = together(
-    click.option("--commitment", type=PATH, help="The published commitment of the key."),
+    click.option(
+        "--commitment", type=PATH, multiple=True,
+        help="The published commitment of the key. Further ones of the same signer (repeatable) count as tried.",
+    ),
     click.option(
         "--suspect-published", "published", type=click.DateTime(["%Y-%m-%d"]), callback=_day,
         help="The day on which the suspect, or its first ancestor, was published.",
@@ -140,8 +143,9 @@ def judged_by(options: dict[str, Any]) -> dict[str, Any]:
 
     measures = {name: options[name] for name in ("gamma", "significance", "strict") if name in options}
     criteria: Criteria = Criteria(**measures, family=Family(suspects=options["suspects"], keys=options["keys"]))
-    given = {name: options[name] for name in ("commitment", "published", "timestamp_roots")}
-    return {"criteria": criteria, **given}
+    given = {name: options[name] for name in ("published", "timestamp_roots")}
+    first, *others = options["commitment"] or [None]
+    return {"criteria": criteria, "commitment": first, "others": tuple(others), **given}
 
 
 def _must_be_new(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError, VerificationError
-from pathmark.keys import OwnerKey
+from pathmark.keys import VerifierKey
 from pathmark.models import load_model
 from pathmark.models.texts import Texts, given_texts
 from pathmark.progress import Progress, Silent
@@ -47,7 +47,7 @@ def name_of(suspect: ModelLike) -> str:
     return os.fspath(suspect)
 
 
-def look(suspect: ModelLike, key: OwnerKey, config: LookConfig, progress: Progress | None) -> Examined:
+def look(suspect: ModelLike, key: VerifierKey, config: LookConfig, progress: Progress | None) -> Examined:
     """Record everything that a verdict needs."""
     if isinstance(suspect, PreTrainedModel):
         return _look_at_loaded(suspect, key, config, progress or Silent())
@@ -64,7 +64,7 @@ def look(suspect: ModelLike, key: OwnerKey, config: LookConfig, progress: Progre
     )
 
 
-def _look_at_loaded(model: PreTrainedModel, key: OwnerKey, config: LookConfig, say: Progress) -> Examined:
+def _look_at_loaded(model: PreTrainedModel, key: VerifierKey, config: LookConfig, say: Progress) -> Examined:
     """The key's own texts, as token ids: a model in memory comes without a tokenizer, so there are no decoys."""
     probes = profile_texts(key)[: config.examine.n_probes]
     if config.texts is not None or config.base is not None or not probes:

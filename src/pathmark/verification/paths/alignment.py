@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pathmark.errors import VerificationError
-from pathmark.keys import OwnerKey
+from pathmark.keys import VerifierKey
 from pathmark.models.sketches import token_places, unpack_arrays, unpack_profiles
 from pathmark.verification.paths.assignment import assign
 from pathmark.verification.paths.routes import Routes
@@ -173,7 +173,7 @@ class Alignment:
         return f"Alignment: {found} (confidence {self.confidence:.2f}){''.join('; ' + note for note in notes)}."
 
 
-def profile_texts(key: OwnerKey) -> list[tuple[int, ...]]:
+def profile_texts(key: VerifierKey) -> list[tuple[int, ...]]:
     """Token rows of the texts that the key's profiles were made on; empty where the key has none."""
     if not {"probes.json", "profiles.npz"} <= key.attachments.keys():
         return []
@@ -183,7 +183,7 @@ def profile_texts(key: OwnerKey) -> list[tuple[int, ...]]:
         raise VerificationError(f"the key's probes.json is damaged: {error}; restore the key from a backup") from error
 
 
-def owner_prints(key: OwnerKey, *, masses: bool = True) -> dict[int, LayerPrint]:
+def owner_prints(key: VerifierKey, *, masses: bool = True) -> dict[int, LayerPrint]:
     """Layer -> prints of the original's experts, from the key's attachments; empty where it has none.
 
     Without `masses` the profile is which experts each token chose, to be compared with routes that know no more.
@@ -199,7 +199,7 @@ def owner_prints(key: OwnerKey, *, masses: bool = True) -> dict[int, LayerPrint]
 
 
 def align(
-    key: OwnerKey,
+    key: VerifierKey,
     clean: Routes,
     *,
     rows: Sequence[int] | None = None,
@@ -239,7 +239,7 @@ def align(
     return match({layer: kept[layer] for layer in key.layers}, suspect, same_depth=same_depth)
 
 
-def layers_to_record(key: OwnerKey, routed: Sequence[int], n_layers: int) -> list[int]:
+def layers_to_record(key: VerifierKey, routed: Sequence[int], n_layers: int) -> list[int]:
     """Suspect layers that may stand for the key's: the same ones, and as far away as layers may have moved.
 
     With layers dropped below, the rest has moved down; with layers put in, up. Two more further down cost no

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pathmark.keys import OwnerKey, Watermark
+from pathmark.keys import VerifierKey, Watermark
 from pathmark.stats import LayerMeasurement
 from pathmark.verification.paths.alignment import Alignment
 from pathmark.verification.paths.measures import measure_layers
@@ -38,14 +38,14 @@ class Evidence:
             alignment=alignment,
         )
 
-    def measured(self, key: OwnerKey) -> list[list[LayerMeasurement]]:
+    def measured(self, key: VerifierKey) -> list[list[LayerMeasurement]]:
         """Per watermark the input of the exact test: what its trigger does to every expert."""
         return [
             self._measure(watermark, triggered, self.clean)
             for watermark, triggered in zip(key.watermarks, self.triggered, strict=True)
         ]
 
-    def measured_decoys(self, key: OwnerKey) -> list[list[LayerMeasurement]]:
+    def measured_decoys(self, key: VerifierKey) -> list[list[LayerMeasurement]]:
         """Per decoy the same for the first watermark, as if the decoy were its trigger."""
         clean = self.clean.part(slice(0, len(self.decoys[0].mask_BT))) if self.decoys else self.clean
         return [self._measure(key.watermarks[0], decoy, clean) for decoy in self.decoys]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pathmark.keys import OwnerKey
+from pathmark.keys import VerifierKey
 from pathmark.stats import ExactResult, PValue, Rate, bonferroni, exact_test, exact_test_many
 from pathmark.verification.claims import Anchor
 from pathmark.verification.criteria import Criteria
@@ -150,7 +150,7 @@ class PathVerdict(Verdict):
 
 
 def judge(
-    key: OwnerKey,
+    key: VerifierKey,
     evidence: Evidence,
     fed: Evidence | None = None,
     criteria: Criteria | None = None,
@@ -172,7 +172,7 @@ def judge(
     return replace(plain, other=replace(second, grafted=True))
 
 
-def _third_party(key: OwnerKey, evidence: Evidence, criteria: Criteria) -> Anchor:
+def _third_party(key: VerifierKey, evidence: Evidence, criteria: Criteria) -> Anchor:
     """The anchor, withheld where the reading rests on what its claimant may have chosen after seeing the suspect."""
     anchor, matched = criteria.anchor, evidence.alignment
     assert anchor is not None
@@ -194,7 +194,7 @@ def _third_party(key: OwnerKey, evidence: Evidence, criteria: Criteria) -> Ancho
     return anchor
 
 
-def _judge(key: OwnerKey, evidence: Evidence, criteria: Criteria, notes: Sequence[str]) -> PathVerdict:
+def _judge(key: VerifierKey, evidence: Evidence, criteria: Criteria, notes: Sequence[str]) -> PathVerdict:
     clean = evidence.clean
     scores = [
         score_path(watermark, triggered, clean, gamma=criteria.gamma)
@@ -229,7 +229,7 @@ def _judge(key: OwnerKey, evidence: Evidence, criteria: Criteria, notes: Sequenc
     )
 
 
-def _control(key: OwnerKey, evidence: Evidence) -> DecoyControl | None:
+def _control(key: VerifierKey, evidence: Evidence) -> DecoyControl | None:
     if not evidence.decoys:
         return None
     first = key.watermarks[0]

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError, VerificationError
-from pathmark.keys import OwnerKey
+from pathmark.keys import ClaimedKey, OwnerKey, VerifierKey
+from pathmark.keys.rederive import underivable
 from pathmark.models import load_tokenizer
 from pathmark.models.loading import use_fast_experts
 from pathmark.models.streaming import should_stream, stream_model
@@ -52,7 +53,7 @@ class ExamineConfig:
 
 def examine(
     name: str,
-    key: OwnerKey,
+    key: VerifierKey,
     config: ExamineConfig,
     *,
     texts: Sequence[str] | None = None,
@@ -109,7 +110,7 @@ def examine(
 
 def verify_model(
     model: PreTrainedModel,
-    key: OwnerKey,
+    key: VerifierKey,
     probes: Sequence[Sequence[int]],
     *,
     criteria: Criteria | None = None,
@@ -166,7 +167,7 @@ def _open(
     return model, True
 
 
-def _codec(name: str, key: OwnerKey, config: ExamineConfig) -> tuple[HFTextCodec | None, list[str]]:
+def _codec(name: str, key: VerifierKey, config: ExamineConfig) -> tuple[HFTextCodec | None, list[str]]:
     """The suspect's tokenizer, if it is the owner's: thieves may change it, and token ids need none."""
     try:
         codec = HFTextCodec(load_tokenizer(name, trust_remote_code=config.trust_remote_code))
@@ -174,11 +175,13 @@ def _codec(name: str, key: OwnerKey, config: ExamineConfig) -> tuple[HFTextCodec
         return None, ["the suspect has no readable tokenizer, so no decoy triggers were drawn"]
     if codec.digest != key.model.tokenizer_digest:
         return None, ["the suspect's tokenizer is not the owner's, so no decoy triggers were drawn"]
+    if isinstance(key, ClaimedKey) and (wrong := underivable(key, codec)):
+        raise VerificationError(f"the claim does not follow from its secret ({wrong[0]}); it proves nothing")
     return codec, []
 
 
 def _probes(
-    key: OwnerKey, codec: HFTextCodec | None, texts: Sequence[str] | None, config: ExamineConfig
+    key: VerifierKey, codec: HFTextCodec | None, texts: Sequence[str] | None, config: ExamineConfig
 ) -> list[tuple[int, ...]]:
     kept = profile_texts(key)
     if texts is None and kept:
