@@ -78,9 +78,6 @@ def _look_at_loaded(model: PreTrainedModel, key: VerifierKey, config: LookConfig
         original = load_model(original, trust_remote_code=config.examine.trust_remote_code)
     notes = ["no decoy triggers were drawn, since a loaded model comes without its tokenizer"]
     say.stage("probes", count_rows(key, probes, aligned=aligned))
-    if original is not None and not config.examine.as_it_is:
-        evidence = record_grafted(model, original, key, probes, aligned=aligned, progress=say)
-        return Examined(evidence, "weights", tuple(notes))
     examined = Examined(record_evidence(model, key, probes, aligned=aligned, progress=say), "weights")
     if original is not None:
         try:

@@ -40,8 +40,6 @@ class ExamineConfig:
     """Triggers of other keys, as a control."""
     align: bool = True
     """Match experts first; False takes them by their numbers."""
-    as_it_is: bool = True
-    """Read the suspect as it is; False reads it behind the original's lower layers alone."""
     stream: Stream = "auto"
     """`auto` streams what needs more than half of the free memory."""
     trust_remote_code: bool = False
@@ -88,11 +86,8 @@ def examine(
     say.stage("probes", n_rows)
     fed = None
     try:
-        if donor is not None and not config.as_it_is:
-            evidence = record_grafted(model, donor, key, probes, **settings)
-        else:
-            evidence = record_evidence(model, key, probes, **settings)
-        if donor is not None and config.as_it_is:
+        evidence = record_evidence(model, key, probes, **settings)
+        if donor is not None:
             say.stage("probes, fed by the original", n_rows)
             try:
                 fed = record_grafted(model, donor, key, probes, **settings)
