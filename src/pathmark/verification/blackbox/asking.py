@@ -70,8 +70,8 @@ def verify_api(
     """Ask, read the replies by the rule that `replies` fixes, and judge.
 
     `codec`: the tokenizer whose words decoys are made of, the bundled one by default. `ledger` keeps which triggers
-    were disclosed to whom. `log`: file of all exchanges; a run that finds its own goes on there, but a third party takes
-    nothing from it.
+    were disclosed to whom. `log`: file of all exchanges; a run that finds its own goes on there; a third party takes
+    nothing from what it found.
     """
     config = config or AskConfig()
     run = _Run(backend, key, config, ledger if backend.discloses else None)
