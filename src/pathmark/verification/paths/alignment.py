@@ -43,6 +43,9 @@ MERGER, MERGER_SHARE, MERGER_LEAD = 0.3, 0.75, 0.1
 and by this lead more than that parent did in the owner's model."""
 SAME_LAYER = 0.5
 """Layers that are less alike than this are not each other's."""
+SURE, SURE_TOKENS = 0.7, 256
+"""A third party believes a renumbering from this similarity on, over at least so many tokens. Damaged copies of the
+profiled model have 0.8 and more, another model that was trained on the same texts 0.4."""
 SEARCH_DOWN = 2
 """Layers further down that are looked at even if the suspect has as many layers as the original."""
 
@@ -110,6 +113,8 @@ class Alignment:
 
     layers: tuple[LayerAlignment, ...]
     method: str = METHOD
+    tokens: int = 0
+    """Tokens of the profile that was compared."""
 
     def __getitem__(self, layer: int) -> LayerAlignment:
         return next(entry for entry in self.layers if entry.layer == layer)
@@ -118,6 +123,13 @@ class Alignment:
     def identity(self) -> bool:
         """Whether every layer and expert has the number it had."""
         return all(entry.identity for entry in self.layers)
+
+    @property
+    def sure(self) -> bool:
+        """Whether renumbered layers are so alike that the profile must be of this suspect's own ancestor."""
+        moved = [entry for entry in self.layers if entry.parts and not entry.identity]
+        alike = all(entry.similarity >= SURE and {"tokens", "router"} & set(entry.parts) for entry in moved)
+        return alike and (self.tokens >= SURE_TOKENS or not moved)
 
     @property
     def confidence(self) -> float:
@@ -273,7 +285,7 @@ def match(owner: Mapping[int, LayerPrint], suspect: Mapping[int, LayerPrint], *,
             entries.append(LayerAlignment(n, owner[n].n_experts, None, (), 0.0, 0.0, ()))
         else:
             entries.append(_match_experts(n, source, owner[n], suspect[source]))
-    return Alignment(tuple(entries))
+    return Alignment(tuple(entries), tokens=min(len(entry.tokens_NE) for entry in owner.values()))
 
 
 def _likeness(owner: LayerPrint, suspect: LayerPrint) -> float:

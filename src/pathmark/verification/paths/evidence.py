@@ -23,6 +23,8 @@ class Evidence:
     """One per decoy trigger, on the first texts."""
     alignment: Alignment | None = None
     """How the suspect's experts were matched; None where it was taken by its own numbers."""
+    public: bool = False
+    """Whether experts were recognised on texts that are public, or the reader's own: no claimant chose them."""
     handed_over: bool = False
     """Whether somebody brought these routes, instead of this program measuring them."""
 

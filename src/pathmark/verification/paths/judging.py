@@ -183,6 +183,12 @@ def _third_party(key: VerifierKey, evidence: Evidence, criteria: Criteria) -> An
             "experts were renumbered by profiles that no dated commitment fixes, and profiles chosen afterwards can "
             "lead to any experts; commit the key again after embedding, or read by numbers with --no-align"
         )
+    if matched is not None and not matched.identity and not (evidence.public and matched.sure):
+        return anchor.withheld(
+            "experts were renumbered by profiles that need not be of this suspect's ancestor: a third party believes "
+            "that only on public texts, or on texts of its own, and where they clearly agree; read by numbers with "
+            "--no-align"
+        )
     if anchor.anchored and not anchor.fixed(key, PROBED_WITH):
         return anchor.undated("the texts that the suspect was read with are not in the dated commitment")
     control = _control(key, evidence)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from pathmark.errors import ModelError, VerificationError
 from pathmark.keys import ClaimedKey, OwnerKey, VerifierKey
 from pathmark.keys.rederive import underivable
-from pathmark.models import load_tokenizer
+from pathmark.models import bundled_probes, load_tokenizer
 from pathmark.models.loading import use_fast_experts
 from pathmark.models.streaming import should_stream, stream_model
 from pathmark.models.suspects import is_adapter, load_suspect
@@ -67,6 +67,10 @@ def examine(
     say = progress or Silent()
     codec, notes = _codec(name if base is None else base, key, config)
     probes = _probes(key, codec, texts, config)
+    public = _public(key, codec, texts)
+    if config.align and not public and isinstance(key, ClaimedKey):
+        config = replace(config, align=False)
+        notes.append("no public texts came with the claim to recognise experts on, so they were taken by their numbers")
     decoys = decoy_triggers(key, codec, config.decoys) if codec is not None and config.decoys else []
     say.stage("loading", None)
     model, streamed = _open(name, base, config, say, copies=1 if original is None else 2)
@@ -100,6 +104,7 @@ def examine(
         ) from error
     if config.align and evidence.alignment is None:
         notes.append("the key has no expert profiles attached, so experts were taken by their numbers")
+    evidence = replace(evidence, public=public)
     return Examined(evidence, "streamed weights" if streamed else "weights", tuple(notes), fed)
 
 
@@ -173,6 +178,22 @@ def _codec(name: str, key: VerifierKey, config: ExamineConfig) -> tuple[HFTextCo
     if isinstance(key, ClaimedKey) and (wrong := underivable(key, codec)):
         raise VerificationError(f"the claim does not follow from its secret ({wrong[0]}); it proves nothing")
     return codec, []
+
+
+def _public(key: VerifierKey, codec: HFTextCodec | None, texts: Sequence[str] | None) -> bool:
+    """Whether all texts of the key's profiles are openings of public ones, or of those that the reader gave.
+
+    Whoever chooses them freely can have them name the experts that a trigger calls, in any model: the trigger may stand
+    in them.
+    """
+    rows = profile_texts(key)
+    if codec is None or not rows:
+        return False
+    known = [
+        codec.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (*bundled_probes(), *(texts or ()))
+    ]
+    openings = {tuple(tokens[:n]) for tokens in known for n in {len(row) for row in rows}}
+    return all(row in openings for row in rows)
 
 
 def _probes(
