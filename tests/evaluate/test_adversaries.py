@@ -50,14 +50,15 @@ def test_a_search_states_its_budget_and_keeps_prefixes_to_itself(found, case):
 
 def test_no_forged_claim_is_accepted_and_all_ways_are_there(found):
     forged = found.forgery
-    assert len(forged) == 9
-    assert not any(row.accepted for row in forged)
+    assert len({row.name for row in forged}) == len(forged) >= 35
+    assert [row.name for row in forged if row.accepted] == []
+    assert all(row.reason for row in forged)
     assert min(row.log10_p for row in forged[:3]) < -1  # at face value they would impress
 
 
 def test_both_stand_in_the_page(found):
     page = adversaries(found)
     assert "Search for the trigger: " in page
-    assert page.count("| refused |") == 9
+    assert page.count("| refused |") == len(found.forgery)
     assert adversaries(EMPTY) == ""
     assert from_json(RobustnessResult, json.loads(json.dumps(to_json(found)))) == found

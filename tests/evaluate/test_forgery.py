@@ -15,6 +15,7 @@ from scipy import stats as scipy_stats
 
 from pathmark.embedding import embed_key
 from pathmark.evaluate.dispute import Party, read_claim, settle_dispute
+from pathmark.evaluate.forged_papers import Court, forge_papers
 from pathmark.evaluate.forgery import (
     Victim,
     _statistic,
@@ -25,9 +26,8 @@ from pathmark.evaluate.forgery import (
     grind_secrets,
     grind_triggers,
     observe_trigger,
-    replay_claims,
 )
-from pathmark.keys import check_claim, commit_key, create_key, reveal_watermark
+from pathmark.keys import check_claim, commit_key, create_key, open_claim, reveal_watermark
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
 from pathmark.models.describe import describe_model
 from pathmark.stats import PValue
@@ -102,13 +102,17 @@ def test_replayed_claims_are_refused_or_charged():
     honest = read_claim(reveal_watermark(owner, 0), commit_key(owner), p, witnessed=SEEN, published=PUBLISHED)
     assert honest.accepted
     assert honest.p == p
-    forged = replay_claims(owner, thief, p, seen=SEEN, published=PUBLISHED, today=TODAY)
-    assert len(forged) == 5
-    assert not any(each.accepted for each in forged)
-    assert "not in the commitment" in forged[0].reason
-    assert "another owner than the commitment" in forged[1].reason
-    assert "signed by another key" in forged[2].reason
-    assert forged[3].p_third_party.value == 1
+    siblings = [replace(commit_key(owner), root=bytes([n]) * 32).signed_by(owner) for n in range(3)]
+    among = read_claim(
+        reveal_watermark(owner, 0), commit_key(owner), p, witnessed=SEEN, published=PUBLISHED, others=siblings
+    )
+    assert among.p.value == pytest.approx(p.value * (1 + 3 * 1024))
+    forged = {each.name: each for each in forge_papers(Court(owner, thief, p, SEEN, PUBLISHED, TODAY))}
+    assert [name for name, each in forged.items() if each.accepted] == []
+    assert "not in the commitment" in forged["the owner's claim with the thief's commitment"].reason
+    assert "another owner than the commitment" in forged["the owner's claim, its root signed by the thief"].reason
+    assert "signed by another key" in forged["the owner's claim, its root and name signed by the thief"].reason
+    assert forged["the thief's key, dated back"].p_third_party.value == 1
     backdated = commit_key(thief, created="2020-01-01T00:00:00Z")
     assert not judge_anchor(thief, backdated, PUBLISHED).anchored  # a date that its owner wrote dates nothing
 
@@ -144,9 +148,10 @@ def test_who_marked_second_is_not_prior(theft):
     assert verify_model(twice, thief_key, probes).marked  # both marks are in it
     assert verify_model(twice, owner_key, probes).marked
     assert not verify_model(release, thief_key, probes).marked
-    owner = Party(owner_key, commit_key(owner_key), SEEN, release, PUBLISHED)
+    first, later = (open_claim(reveal_watermark(key, 0), commit_key(key)) for key in (owner_key, thief_key))
+    owner = Party(first, SEEN, release, PUBLISHED)
     for seen in (datetime.date(2020, 1, 1), TODAY):  # a key committed years ago does not help
-        thief = Party(thief_key, commit_key(thief_key), seen, twice, TODAY)
+        thief = Party(later, seen, twice, TODAY)
         settled = settle_dispute((owner, thief), probes)
         assert settled.prior == 0
         assert settled.contains == (False, True)
