@@ -19,15 +19,15 @@ from pathmark.evaluate.forged_papers import Court, forge_papers
 from pathmark.evaluate.forgery import (
     Victim,
     _statistic,
-    _subsets_SK,
     choose_freely,
     claim_p,
     grind_paths,
     grind_secrets,
     grind_triggers,
     observe_trigger,
+    subsets_SK,
 )
-from pathmark.keys import check_claim, commit_key, create_key, open_claim, reveal_watermark
+from pathmark.keys import commit_key, create_key, open_claim, reveal_watermark
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
 from pathmark.models.describe import describe_model
 from pathmark.stats import PValue
@@ -67,12 +67,12 @@ def test_drawn_paths_stand_for_real_keys(victims):
     rng, plans, measured = random.Random(7), victim.plans(LAYERS, 2), victim.of(LAYERS)
     real = [_statistic(victim.key(plans, rng.randbytes(32)), measured) for _ in range(40)]
     source = np.random.default_rng(0)
-    drawn = sum(np.asarray(m.diff_E)[_subsets_SK(source, 64, 2, 20_000)].sum(1) for m in measured)
+    drawn = sum(np.asarray(m.diff_E)[subsets_SK(source, 64, 2, 20_000)].sum(1) for m in measured)
     assert scipy_stats.ks_2samp(real, drawn).pvalue > 1e-4
 
 
 def test_subsets_are_uniform():
-    picks_SK = np.sort(_subsets_SK(np.random.default_rng(1), 6, 3, 40_000), axis=1)
+    picks_SK = np.sort(subsets_SK(np.random.default_rng(1), 6, 3, 40_000), axis=1)
     _, counts = np.unique(picks_SK, axis=0, return_counts=True)
     assert len(counts) == math.comb(6, 3)
     assert scipy_stats.chisquare(counts).pvalue > 1e-4
@@ -117,13 +117,13 @@ def test_replayed_claims_are_refused_or_charged():
     assert not judge_anchor(thief, backdated, PUBLISHED).anchored  # a date that its owner wrote dates nothing
 
 
-def test_a_claim_without_a_name_is_nobody_s():
-    owner = replace(key_for("bundled:tiny", seed=1), owner="")
-    commitment = commit_key(owner)
-    assert check_claim(reveal_watermark(owner, 0), commitment)
-    read = read_claim(reveal_watermark(owner, 0), commitment, PValue(-15.0), witnessed=SEEN, published=PUBLISHED)
-    assert not read.accepted
-    assert "names no owner" in read.reason
+def test_a_claim_without_a_name_belongs_to_its_signing_key():
+    owner, thief = (replace(key_for("bundled:tiny", seed=seed), owner="") for seed in (1, 2))
+    claim, p = reveal_watermark(owner, 0), PValue(-15.0)
+    assert read_claim(claim, commit_key(owner), p, witnessed=SEEN, published=PUBLISHED).accepted
+    stolen = read_claim(claim, commit_key(owner).signed_by(thief), p, witnessed=SEEN, published=PUBLISHED)
+    assert not stolen.accepted
+    assert "signed by another key" in stolen.reason
 
 
 def marked_with(model, key):

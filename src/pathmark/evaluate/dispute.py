@@ -119,8 +119,8 @@ def _mark_in(holder: Party, claimant: Party, probes: Sequence[Sequence[int]]) ->
 
 
 def _anchor(key: ClaimedKey, witnessed: datetime.date | None, published: datetime.date) -> Anchor:
-    if witnessed is None or not key.commitment.owner:
-        return undated(key, "nobody else has seen the commitment, or it names no owner")
+    if witnessed is None:
+        return undated(key, "nobody else has seen the commitment")
     if key.commitment.limits:
         return undated(key, f"of the commitment, {key.commitment.limits[0]}")
     return dated(key, key.commitment, witnessed, published)

@@ -313,12 +313,12 @@ def _best_statistic(measured: Sequence[LayerMeasurement], width: int, count: int
         total_S = np.zeros(size)
         for m in measured:
             diff_E = np.asarray(m.diff_E, dtype=np.float64)[list(m.pool)]
-            total_S += diff_E[_subsets_SK(rng, len(diff_E), width, size)].sum(1)
+            total_S += diff_E[subsets_SK(rng, len(diff_E), width, size)].sum(1)
         best = max(best, float(total_S.max()))
     return best
 
 
-def _subsets_SK(rng: np.random.Generator, experts: int, width: int, size: int) -> NDArray[np.int64]:
+def subsets_SK(rng: np.random.Generator, experts: int, width: int, size: int) -> NDArray[np.int64]:
     """Uniform k-subsets: k draws with replacement, drawn again as long as two of them agree."""
     picks_SK = rng.integers(0, experts, (size, width))
     again = np.arange(size)
