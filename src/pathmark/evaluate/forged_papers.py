@@ -127,7 +127,7 @@ def _many_under_one_root(court: Court) -> list[Forgery]:
     return [
         court.read("two keys under one root, the second opened", *_tree(thief, twice, "watermark/0", opened=-1)),
         court.read("more watermarks than the root counts", *_tree(thief, more, "watermark/1", opened=-1)),
-        court.read("a root of version 1, which may hold any number", reveal_watermark(thief, 0, version=1), old),
+        court.read("a root of the old format, which may hold any number", reveal_watermark(thief, 0, version=1), old),
     ]
 
 

@@ -43,7 +43,7 @@ MERGER, MERGER_SHARE, MERGER_LEAD = 0.3, 0.75, 0.1
 and by this lead more than that parent did in the owner's model."""
 SAME_LAYER = 0.5
 """Layers that are less alike than this are not each other's."""
-SURE, SURE_TOKENS = 0.7, 256
+SURE, SURE_TOKENS = 0.7, 128
 """A third party believes a renumbering from this similarity on, over at least so many tokens. Damaged copies of the
 profiled model have 0.8 and more, another model that was trained on the same texts 0.4."""
 SEARCH_DOWN = 2
