@@ -119,6 +119,10 @@ _judge_options = together(
         "--timestamp-roots", type=PATH,
         help="Root certificates (PEM) of the time-stamping authorities that you trust with the commitment's date.",
     ),
+    click.option(
+        "--block-headers", type=PATH,
+        help="Headers of the Bitcoin blocks (160 hex digits per line) that OpenTimestamps proofs lead to.",
+    ),
     click.option("--strict", is_flag=True, help="Let the third party's p-value decide, not the owner's."),
     significance_option,
     suspects_option,
@@ -143,7 +147,7 @@ def judged_by(options: dict[str, Any]) -> dict[str, Any]:
 
     measures = {name: options[name] for name in ("gamma", "significance", "strict") if name in options}
     criteria: Criteria = Criteria(**measures, family=Family(suspects=options["suspects"], keys=options["keys"]))
-    given = {name: options[name] for name in ("published", "timestamp_roots")}
+    given = {name: options[name] for name in ("published", "timestamp_roots", "block_headers")}
     first, *others = options["commitment"] or [None]
     return {"criteria": criteria, "commitment": first, "others": tuple(others), **given}
 

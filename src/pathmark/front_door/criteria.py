@@ -5,10 +5,9 @@ from __future__ import annotations
 import datetime
 import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from pathmark.keys import ClaimedKey, Commitment, VerifierKey, load_commitment
-from pathmark.keys.timestamps import load_roots
+from pathmark.keys.timestamps import load_trusted
 from pathmark.verification import Criteria, judge_anchor
 from pathmark.verification.claims import openable
 
@@ -30,6 +29,8 @@ class JudgeConfig:
     """Day on which the suspect, or its first ancestor, was published."""
     timestamp_roots: str | os.PathLike[str] | None = None
     """PEM file with the root certificates of the time-stamping authorities that the reader trusts."""
+    block_headers: str | os.PathLike[str] | None = None
+    """File with the headers of Bitcoin blocks that OpenTimestamps proofs lead to, from where the reader trusts."""
 
     def criteria_for(self, key: VerifierKey) -> Criteria:
         """The criteria with the key's date and with everything that could have been opened. A claim is read as a third
@@ -43,8 +44,8 @@ class JudgeConfig:
         if settled.anchor is not None:
             return settled
         given = None if self.commitment is None else _loaded(self.commitment)
-        roots = [] if self.timestamp_roots is None else load_roots(Path(self.timestamp_roots))
-        return replace(settled, anchor=judge_anchor(key, given, self.published, roots))
+        trusted = load_trusted(self.timestamp_roots, self.block_headers)
+        return replace(settled, anchor=judge_anchor(key, given, self.published, trusted))
 
 
 def _loaded(commitment: CommitmentLike) -> Commitment:

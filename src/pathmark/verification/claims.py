@@ -7,12 +7,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cryptography.x509 import Certificate
-
 from pathmark.errors import VerificationError
 from pathmark.keys import ClaimedKey, Commitment, OwnerKey, VerifierKey, check_commitment
 from pathmark.keys.key import MAX_WATERMARKS
-from pathmark.keys.timestamps import existed_by
+from pathmark.keys.timestamps import Trusted, existed_by
 from pathmark.stats import GRINDING_BITS, PValue, third_party_p
 
 
@@ -54,13 +52,13 @@ def judge_anchor(
     key: VerifierKey,
     commitment: Commitment | None = None,
     published: datetime.date | None = None,
-    roots: Sequence[Certificate] = (),
+    trusted: Sequence[Trusted] = (),
 ) -> Anchor:
     """Compare the commitment's date with the day on which the suspect, or its first ancestor, was published.
 
-    The date inside a commitment is what its owner says and counts for nothing; one that a time-stamping authority under
-    the given `roots` vouches for does. A commitment that does not fit the key is an error, not a missing anchor. A
-    claim brings its own.
+    The date inside a commitment is what its owner says and counts for nothing; what rests on an authority or a block
+    that is `trusted` does. A commitment that does not fit the key is an error, not a missing anchor. A claim brings its
+    own.
     """
     if published is not None and published > datetime.datetime.now(datetime.UTC).date():
         raise VerificationError(f"the suspect cannot have been published on {published}, which is yet to come")
@@ -74,12 +72,12 @@ def judge_anchor(
         return undated(key, "the day on which the suspect was published is unknown (--suspect-published)")
     if commitment.limits:
         return undated(key, f"of the commitment, {commitment.limits[0]}")
-    moment = existed_by(commitment, roots)
+    moment = existed_by(commitment, trusted)
     if moment is None:
         return undated(
             key,
-            "the commitment's date is only what its owner says; no authority that the reader trusts has stamped it "
-            "(pathmark commit --stamp, --timestamp-roots)",
+            "the commitment's date is only what its owner says; nobody whom the reader trusts has stamped it "
+            "(pathmark commit --stamp, --timestamp-roots, --block-headers)",
         )
     return dated(key, commitment, moment.astimezone(datetime.UTC).date(), published)
 
