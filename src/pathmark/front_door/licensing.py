@@ -29,6 +29,8 @@ class Licensed:
     watermark: int
     distance_all: int | None
     """Layers in which the nearest two of all ids differ."""
+    receipt: Path | None = None
+    """For the licensee to countersign, where one was asked for."""
 
     def summary(self) -> dict[str, Any]:
         """The JSON object of `pathmark issue --json`."""
@@ -45,6 +47,7 @@ class Licensed:
             "distance_guaranteed": guaranteed_distance(code, entry.ordinal),
             "ids": code.capacity,
             "file": None if self.file is None else str(self.file),
+            "receipt": None if self.receipt is None else str(self.receipt),
         }
 
     def words(self) -> str:
@@ -54,6 +57,7 @@ class Licensed:
             f"{entry.licensee}: id {entry.id}{'' if self.new else f' (issued {entry.issued})'}\n"
             f"differs in at least {entry.distance} of {layers} layers from every id before; nearest two of all: "
             f"{self.distance_all}{'' if self.file is None else f'{chr(10)}key of this copy: {self.file}'}"
+            f"{'' if self.receipt is None else f'{chr(10)}receipt for the licensee to countersign: {self.receipt}'}"
         )
 
 
@@ -84,7 +88,7 @@ def issue(
         save_key(copy, file, phrase, plain=plain)
     if receipt is not None:
         write_receipt(Receipt(*book.row(entry.licensee)), Path(receipt))
-    return Licensed(entry, new, copy, file, watermark, book.distance())
+    return Licensed(entry, new, copy, file, watermark, book.distance(), None if receipt is None else Path(receipt))
 
 
 @dataclass(frozen=True)
