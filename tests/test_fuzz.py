@@ -12,6 +12,7 @@ import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from pathmark.keys.claim import RevealedClaim
 from pathmark.keys.commitment import load_commitment, load_public
 from pathmark.keys.keyfile import no_passphrase, seal, unseal
 from pathmark.keys.ledger import Ledger
+from pathmark.keys.opentimestamps import MAGIC
+from pathmark.keys.receipts import Receipt, load_receipt
 from pathmark.keys.timestamps import stamp
 from pathmark.models.headers import read_header
 from pathmark.models.suspects import _adapter_config
@@ -151,6 +154,11 @@ def timestamp(data: bytes, path: Path) -> None:
     stamp(COMMITMENT, data)
 
 
+def receipt(data: bytes, path: Path) -> None:
+    put(path, data)
+    load_receipt(path)
+
+
 def exchanges(data: bytes, path: Path) -> None:
     put(path, data)
     with ExchangeLog(path) as log:
@@ -188,6 +196,15 @@ def sound(name: str, folder: Path) -> tuple[Callable[[bytes, Path], None], str, 
         return registry, ".db", _sqlite(lambda path: Registry(path).issue(KEY, "Alpha Ltd"), folder)
     if name == "ledger":
         return ledger, ".db", _sqlite(lambda path: Ledger(path).take(KEY, 1, host="h", model="m"), folder)
+    if name == "receipt":
+        book = Registry(folder / "book.db")
+        book.issue(KEY, "Alpha Ltd")
+        signed = Receipt(*book.row("Alpha Ltd")).countersigned_by(KEY.signing_key)
+        return receipt, ".json", json.dumps(signed.document()).encode()
+    if name == "block proof":
+        digest = sha256(COMMITMENT.statement).digest()
+        block = bytes.fromhex("000588960d73d719010107")
+        return timestamp, "", MAGIC + b"\x01\x08" + digest + b"\xf0\x04salt\x08\xff" + block + b"\xf1\x02ab\x08" + block
     if name == "safetensors":
         return header, ".safetensors", save({"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float16)})
     if name in ("routes.jsonl", "routes.npz"):
@@ -216,7 +233,8 @@ def sound(name: str, folder: Path) -> tuple[Callable[[bytes, Path], None], str, 
 
 FORMATS = (
     "key", "encrypted key", "commitment", "claim", "registry", "ledger", "routes.jsonl", "routes.npz",
-    "engine's routes", "safetensors", "adapter", "reply", "timestamp", "exchange log", "result",
+    "engine's routes", "safetensors", "adapter", "reply", "timestamp", "block proof", "receipt",
+    "exchange log", "result",
 )  # fmt: skip
 
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pathmark.keys import OwnerKey as OwnerKey
     from pathmark.keys import Registry as Registry
     from pathmark.keys import load_key as load_key
+    from pathmark.keys import open_claim as open_claim
     from pathmark.models import find_routers as find_routers
     from pathmark.models import load_model as load_model
     from pathmark.models import load_tokenizer as load_tokenizer
@@ -86,7 +87,7 @@ _HOMES = {
     "front_door.trace": "TraceConfig trace trace_routes",
     "front_door.verify": "RoutesConfig Verification VerifyConfig verify verify_routes",
     "front_door.verify_api": "ApiConfig verify_api",
-    "keys": "OwnerKey Registry load_key",
+    "keys": "OwnerKey Registry load_key open_claim",
     "models": "find_routers load_model load_tokenizer perplexity record_routing",
     "release.planning": "KeyPlan",
     "stats": "Family",

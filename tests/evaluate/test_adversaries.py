@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -50,14 +52,26 @@ def test_a_search_states_its_budget_and_keeps_prefixes_to_itself(found, case):
 
 def test_no_forged_claim_is_accepted_and_all_ways_are_there(found):
     forged = found.forgery
-    assert len(forged) == 9
-    assert not any(row.accepted for row in forged)
+    assert len({row.name for row in forged}) == len(forged) >= 35
+    assert [row.name for row in forged if row.accepted] == []
+    assert all(row.reason for row in forged)
     assert min(row.log10_p for row in forged[:3]) < -1  # at face value they would impress
+
+
+def test_every_forged_claim_stands_in_the_page_on_threats(found):
+    page = (Path(__file__).parents[2] / "docs" / "threats.md").read_text()
+    table = page.partition("## Forged claims")[2].partition("\n## ")[0]
+    named = {line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ") and "**" not in line}
+    carried_out = {re.sub(r"\d[\d,]*(?<!,)", "N", row.name) for row in found.forgery}
+    assert carried_out == named - {"forged claim"}
+    folder = Path(__file__).parents[1]
+    tests = {path.stem for path in folder.rglob("test_*.py")}
+    assert set(re.findall(r"\btest_\w+", table.replace("test_adversaries.py", ""))) <= tests
 
 
 def test_both_stand_in_the_page(found):
     page = adversaries(found)
     assert "Search for the trigger: " in page
-    assert page.count("| refused |") == 9
+    assert page.count("| refused |") == len(found.forgery)
     assert adversaries(EMPTY) == ""
     assert from_json(RobustnessResult, json.loads(json.dumps(to_json(found)))) == found

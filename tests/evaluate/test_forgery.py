@@ -15,19 +15,19 @@ from scipy import stats as scipy_stats
 
 from pathmark.embedding import embed_key
 from pathmark.evaluate.dispute import Party, read_claim, settle_dispute
+from pathmark.evaluate.forged_papers import Court, forge_papers
 from pathmark.evaluate.forgery import (
     Victim,
     _statistic,
-    _subsets_SK,
     choose_freely,
     claim_p,
     grind_paths,
     grind_secrets,
     grind_triggers,
     observe_trigger,
-    replay_claims,
+    subsets_SK,
 )
-from pathmark.keys import check_claim, commit_key, create_key, reveal_watermark
+from pathmark.keys import commit_key, create_key, open_claim, reveal_watermark
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
 from pathmark.models.describe import describe_model
 from pathmark.stats import PValue
@@ -67,12 +67,12 @@ def test_drawn_paths_stand_for_real_keys(victims):
     rng, plans, measured = random.Random(7), victim.plans(LAYERS, 2), victim.of(LAYERS)
     real = [_statistic(victim.key(plans, rng.randbytes(32)), measured) for _ in range(40)]
     source = np.random.default_rng(0)
-    drawn = sum(np.asarray(m.diff_E)[_subsets_SK(source, 64, 2, 20_000)].sum(1) for m in measured)
+    drawn = sum(np.asarray(m.diff_E)[subsets_SK(source, 64, 2, 20_000)].sum(1) for m in measured)
     assert scipy_stats.ks_2samp(real, drawn).pvalue > 1e-4
 
 
 def test_subsets_are_uniform():
-    picks_SK = np.sort(_subsets_SK(np.random.default_rng(1), 6, 3, 40_000), axis=1)
+    picks_SK = np.sort(subsets_SK(np.random.default_rng(1), 6, 3, 40_000), axis=1)
     _, counts = np.unique(picks_SK, axis=0, return_counts=True)
     assert len(counts) == math.comb(6, 3)
     assert scipy_stats.chisquare(counts).pvalue > 1e-4
@@ -102,24 +102,28 @@ def test_replayed_claims_are_refused_or_charged():
     honest = read_claim(reveal_watermark(owner, 0), commit_key(owner), p, witnessed=SEEN, published=PUBLISHED)
     assert honest.accepted
     assert honest.p == p
-    forged = replay_claims(owner, thief, p, seen=SEEN, published=PUBLISHED, today=TODAY)
-    assert len(forged) == 5
-    assert not any(each.accepted for each in forged)
-    assert "not in the commitment" in forged[0].reason
-    assert "another owner than the commitment" in forged[1].reason
-    assert "signed by another key" in forged[2].reason
-    assert forged[3].p_third_party.value == 1
+    siblings = [replace(commit_key(owner), root=bytes([n]) * 32).signed_by(owner) for n in range(3)]
+    among = read_claim(
+        reveal_watermark(owner, 0), commit_key(owner), p, witnessed=SEEN, published=PUBLISHED, others=siblings
+    )
+    assert among.p.value == pytest.approx(p.value * (1 + 3 * 1024))
+    forged = {each.name: each for each in forge_papers(Court(owner, thief, p, SEEN, PUBLISHED, TODAY))}
+    assert [name for name, each in forged.items() if each.accepted] == []
+    assert "not in the commitment" in forged["the owner's claim with the thief's commitment"].reason
+    assert "another owner than the commitment" in forged["the owner's claim, its root signed by the thief"].reason
+    assert "signed by another key" in forged["the owner's claim, its root and name signed by the thief"].reason
+    assert forged["the thief's key, dated back"].p_third_party.value == 1
     backdated = commit_key(thief, created="2020-01-01T00:00:00Z")
     assert not judge_anchor(thief, backdated, PUBLISHED).anchored  # a date that its owner wrote dates nothing
 
 
-def test_a_claim_without_a_name_is_nobody_s():
-    owner = replace(key_for("bundled:tiny", seed=1), owner="")
-    commitment = commit_key(owner)
-    assert check_claim(reveal_watermark(owner, 0), commitment)
-    read = read_claim(reveal_watermark(owner, 0), commitment, PValue(-15.0), witnessed=SEEN, published=PUBLISHED)
-    assert not read.accepted
-    assert "names no owner" in read.reason
+def test_a_claim_without_a_name_belongs_to_its_signing_key():
+    owner, thief = (replace(key_for("bundled:tiny", seed=seed), owner="") for seed in (1, 2))
+    claim, p = reveal_watermark(owner, 0), PValue(-15.0)
+    assert read_claim(claim, commit_key(owner), p, witnessed=SEEN, published=PUBLISHED).accepted
+    stolen = read_claim(claim, commit_key(owner).signed_by(thief), p, witnessed=SEEN, published=PUBLISHED)
+    assert not stolen.accepted
+    assert "signed by another key" in stolen.reason
 
 
 def marked_with(model, key):
@@ -144,9 +148,10 @@ def test_who_marked_second_is_not_prior(theft):
     assert verify_model(twice, thief_key, probes).marked  # both marks are in it
     assert verify_model(twice, owner_key, probes).marked
     assert not verify_model(release, thief_key, probes).marked
-    owner = Party(owner_key, commit_key(owner_key), SEEN, release, PUBLISHED)
+    first, later = (open_claim(reveal_watermark(key, 0), commit_key(key)) for key in (owner_key, thief_key))
+    owner = Party(first, SEEN, release, PUBLISHED)
     for seen in (datetime.date(2020, 1, 1), TODAY):  # a key committed years ago does not help
-        thief = Party(thief_key, commit_key(thief_key), seen, twice, TODAY)
+        thief = Party(later, seen, twice, TODAY)
         settled = settle_dispute((owner, thief), probes)
         assert settled.prior == 0
         assert settled.contains == (False, True)

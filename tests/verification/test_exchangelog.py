@@ -13,6 +13,7 @@ from verify_helpers import Told
 
 from pathmark.errors import VerificationError
 from pathmark.keys import Ledger
+from pathmark.verification import Anchor
 from pathmark.verification.blackbox.replies import Failure, Reply
 from pathmark.verification.blackbox.trials import plan_queries
 
@@ -73,9 +74,12 @@ def test_an_interrupted_run_goes_on_without_repeating(tmp_path, redact):
 def test_a_complete_log_is_judged_without_asking_anybody(tmp_path):
     with fake.FakeApi(fake.marked(owner())) as api:
         gone = client(api)
-        first = ask(client(api), owner(), log=tmp_path / "log")
-    again = ask(gone, owner(), log=tmp_path / "log")
-    assert again == first
+        first = ask(client(api), owner(), log=tmp_path / "log", anchor=Anchor(True, "dated", 80))
+    again = ask(gone, owner(), log=tmp_path / "log", anchor=Anchor(True, "dated", 80))
+    assert (again.p, again.match_rate) == (first.p, first.match_rate)
+    assert first.p_third_party == first.p
+    assert again.p_third_party.value == 1  # whoever brings a log could have written it
+    assert "taken from a log" in again.words()
 
 
 def test_a_log_of_another_run_or_a_damaged_one_is_refused(tmp_path):

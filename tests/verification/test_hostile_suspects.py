@@ -242,6 +242,17 @@ def test_a_reading_under_an_undated_config_is_the_owners_alone(case, tmp_path):
     assert private.p_third_party.value == 1.0
 
 
+def test_whoever_says_which_token_is_which_convinces_nobody_else(case, tmp_path):
+    """A dated vocabulary could turn a drawn trigger into any words."""
+    shutil.copytree(case.marked, tmp_path / "suspect")
+    SUSPECTS["tokens renumbered"][0](tmp_path / "suspect")
+    found = examine(str(tmp_path / "suspect"), case.key, LOOK.examine)
+    assert found.evidence.rests_on == {"vocabulary.npz"}
+    verdict = judge(case.key, found.evidence, criteria=Criteria(anchor=dated(case.key)))
+    assert verdict.marked
+    assert verdict.p_third_party.value == 1.0
+
+
 def test_a_key_of_an_earlier_version_takes_config_and_tokens_from_the_original(case, tmp_path):
     kept = {
         name: data for name, data in case.key.attachments.items() if name not in ("original.json", "vocabulary.npz")

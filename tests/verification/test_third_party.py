@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -52,8 +53,9 @@ def test_profiles_chosen_afterwards_convince_nobody_else(case):
 
 def test_renumbered_experts_need_committed_profiles(case):
     moved = permute_experts(load_model(case.marked), PermuteExperts(seed=3))
-    evidence = record_evidence(moved, case.key, profile_texts(case.key)[:8])
+    evidence = replace(record_evidence(moved, case.key, profile_texts(case.key)[:8]), public=True)
     assert not evidence.alignment.identity
+    assert evidence.alignment.sure
     assert judge(case.key, evidence, criteria=Criteria(anchor=dated(case.key))).p_third_party.value < 1e-6
     early = judge(case.key, evidence, criteria=Criteria(anchor=dated(case.key, revision=0)))
     assert early.marked
@@ -85,3 +87,31 @@ def test_decoys_that_speak_take_the_reading_away(case, monkeypatch, log10, withh
     monkeypatch.setattr(judging, "_control", lambda key, evidence: DecoyControl((PValue(log10),), 6))
     verdict = judge(case.key, evidence, criteria=Criteria(anchor=dated(case.key)))
     assert (verdict.p_third_party.value == 1) is withheld
+
+
+def steering_profiles(key):
+    """Profiles that need no knowledge of a suspect: two tokens, the trigger in front of one of them. Targets are said
+    to serve that one, everybody else the other: any model's experts that the trigger calls are taken for targets."""
+    trigger, words = key.watermarks[0].triggers[0].tokens, profile_texts(key)[0]
+    half = [words[0], *trigger, *words[:2]]  # the profile's two tokens open the two halves of its one text
+    rows = [[*half, *(words * 2)[: len(half)]]]
+    served = np.array([[1.0], [0.0]], dtype=np.float32)
+    profiles = {}
+    for layer in key.layers:
+        tokens_NE = np.repeat(served, key.model.layer(layer).experts, axis=1)
+        tokens_NE[:, list(key.watermarks[0].targets(layer))] = 1 - served
+        profiles[layer] = RoutingProfile(tokens_NE, np.zeros((2, 1), dtype=np.int64))
+    key = key.attach("probes.json", json.dumps(rows).encode()).attach("profiles.npz", pack_profiles(profiles))
+    return key.attach("sketches.npz", pack_arrays({}))
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_profiles_that_steer_any_model_convince_nobody_although_they_are_dated(case, public):
+    model, texts = load_model(case.base), profile_texts(case.key)
+    forged = steering_profiles(case.key)
+    evidence = replace(record_evidence(model, forged, texts), public=public)
+    assert not evidence.alignment.identity
+    assert not evidence.alignment.sure
+    fooled = judge(forged, evidence, criteria=Criteria(anchor=dated(forged)))
+    assert fooled.p_third_party.value == 1
+    assert "need not be of this suspect's ancestor" in fooled.words()

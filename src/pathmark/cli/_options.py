@@ -81,9 +81,9 @@ plain_option = click.option(
 key_argument = together(click.argument("key_file", metavar="KEY", type=PATH), plain_option)
 
 
-def key_option(help_text: str = "The key made by keygen.") -> Decorator:
+def key_option(help_text: str = "The key made by keygen.", *, required: bool = True) -> Decorator:
     """`--key`, where a key is needed."""
-    return together(click.option("--key", "key_file", required=True, type=PATH, help=help_text), plain_option)
+    return together(click.option("--key", "key_file", required=required, type=PATH, help=help_text), plain_option)
 
 
 def output_option(help_text: str) -> Decorator:
@@ -123,7 +123,10 @@ def _day(context: click.Context, option: click.Parameter, value: datetime.dateti
 
 
 _judge_options = together(
-    click.option("--commitment", type=PATH, help="The published commitment of the key."),
+    click.option(
+        "--commitment", type=PATH, multiple=True,
+        help="The published commitment of the key. Further ones of the same signer (repeatable) count as tried.",
+    ),
     click.option(
         "--suspect-published", "published", type=click.DateTime(["%Y-%m-%d"]), callback=_day,
         help="The day on which the suspect, or its first ancestor, was published.",
@@ -131,6 +134,10 @@ _judge_options = together(
     click.option(
         "--timestamp-roots", type=PATH,
         help="Root certificates (PEM) of the time-stamping authorities that you trust with the commitment's date.",
+    ),
+    click.option(
+        "--block-headers", type=PATH,
+        help="Headers of the Bitcoin blocks (160 hex digits per line) that OpenTimestamps proofs lead to.",
     ),
     click.option("--strict", is_flag=True, help="Let the third party's p-value decide, not the owner's."),
     significance_option,
@@ -156,8 +163,9 @@ def judged_by(options: dict[str, Any]) -> dict[str, Any]:
 
     measures = {name: options[name] for name in ("gamma", "significance", "strict") if name in options}
     criteria: Criteria = Criteria(**measures, family=Family(suspects=options["suspects"], keys=options["keys"]))
-    given = {name: options[name] for name in ("commitment", "published", "timestamp_roots")}
-    return {"criteria": criteria, **given}
+    given = {name: options[name] for name in ("published", "timestamp_roots", "block_headers")}
+    first, *others = options["commitment"] or [None]
+    return {"criteria": criteria, "commitment": first, "others": tuple(others), **given}
 
 
 def _must_be_new(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:

@@ -17,6 +17,7 @@ Examples:
   pathmark commit owner.key -o owner.commitment.json --timestamp-request owner.tsq
   pathmark commit --stamp owner.commitment.json --timestamp owner.tsr
   pathmark commit --check owner.commitment.json --timestamp-roots authority.pem
+  pathmark commit --check owner.commitment.json --block-headers headers.txt
   pathmark commit --check release.commitment.json --key owner.key --release ./marked
   pathmark commit --check owner.commitment.json --claim claim.json
 """
@@ -33,11 +34,13 @@ Examples:
 @click.option(
     "--timestamp-request", type=PATH, help="Also write this request for a time-stamping authority (RFC 3161)."
 )
-@click.option("--stamp", "stamped", type=PATH, help="Attach an authority's answer, --timestamp, to this commitment.")
-@click.option("--timestamp", type=PATH, help="With --stamp: the answer that the authority sent.")
+@click.option("--timestamp-statement", type=PATH, help="Also write this file, for `ots stamp` (OpenTimestamps).")
+@click.option("--stamp", "stamped", type=PATH, help="Attach a date that somebody vouches for, --timestamp, to this.")
+@click.option("--timestamp", type=PATH, help="With --stamp: the authority's answer (.tsr), or an upgraded .ots proof.")
 @click.option(
     "--timestamp-roots", type=PATH, help="With --check: root certificates (PEM) of the authorities that you trust."
 )
+@click.option("--block-headers", type=PATH, help="With --check: headers of Bitcoin blocks, 160 hex digits per line.")
 @json_option
 def command(key_file: Path | None, as_json: bool, **options: Any) -> None:
     """Make a signed commitment that is safe to publish, have it stamped, or check one.
@@ -55,14 +58,14 @@ def command(key_file: Path | None, as_json: bool, **options: Any) -> None:
         if doing == "make" and key_file is not None:
             made = commit(
                 key_file, options["output"], release=release, request=options["timestamp_request"],
-                passphrase=passphrase(), progress=bar,
+                statement=options["timestamp_statement"], passphrase=passphrase(), progress=bar,
             )  # fmt: skip
         elif doing == "stamp":
             made = stamp_commitment(options["stamped"], options["timestamp"])
         else:
             compared = CheckConfig(
                 key=options["key_option"] or key_file, release=release, claim=options["claim"],
-                timestamp_roots=options["timestamp_roots"],
+                timestamp_roots=options["timestamp_roots"], block_headers=options["block_headers"],
             )  # fmt: skip
             found = check(options["checked"], compared, passphrase=passphrase(), progress=bar)
     shown = made or found
@@ -74,8 +77,8 @@ def command(key_file: Path | None, as_json: bool, **options: Any) -> None:
         raise SystemExit(1)
 
 
-MAKE, STAMP, CHECK = ({"output", "release", "timestamp_request"}, {"stamped", "timestamp"},
-                      {"checked", "release", "key_option", "claim", "timestamp_roots"})  # fmt: skip
+MAKE, STAMP, CHECK = ({"output", "release", "timestamp_request", "timestamp_statement"}, {"stamped", "timestamp"},
+                      {"checked", "release", "key_option", "claim", "timestamp_roots", "block_headers"})  # fmt: skip
 """Options of the three things that this command does."""
 
 

@@ -13,7 +13,7 @@ from pathmark.cli._options import PATH, json_option, key_option, registry_option
 EXAMPLES = """\b
 Examples:
   pathmark issue --registry licensees.db --key master.key --licensee "Alpha Ltd"
-  pathmark issue --registry licensees.db --key master.key --licensee "Alpha Ltd" -o alpha.key
+  pathmark issue --registry licensees.db --key master.key --licensee "Alpha Ltd" -o alpha.key --receipt alpha.receipt
 """
 
 
@@ -23,6 +23,7 @@ Examples:
 @click.option("--licensee", required=True, help="The licensee's name; asking again for a name gives the same id.")
 @click.option("--watermark", default=0, show_default=True, type=click.IntRange(0), help="Which watermark carries ids.")
 @click.option("-o", "--output", type=PATH, help="Also write the key of this copy.")
+@click.option("--receipt", type=PATH, help="Also write a receipt for the licensee to sign (registry countersign).")
 @json_option
 def command(registry: Path, key_file: Path, as_json: bool, **options: Any) -> None:
     """Allot an id to a licensee, as far from all ids before as the layers allow.

@@ -52,21 +52,24 @@ def show(key_file: Path, reveal: bool, as_json: bool) -> None:
 @command.command(
     short_help="Write a claim that opens one watermark.",
     epilog="\b\nExamples:\n  pathmark key reveal owner.key --watermark 0 -o claim.json\n"
-    "  pathmark commit --check owner.commitment.json --claim claim.json",
+    "  pathmark commit --check owner.commitment.json --claim claim.json\n"
+    "  pathmark verify ./suspect --claim claim.json --commitment owner.commitment.json",
 )
 @key_argument
 @click.option("--watermark", default=0, show_default=True, type=click.IntRange(0), help="Which watermark is opened.")
 @click.option("--revision", type=click.IntRange(0), help="The revision of the commitment. Default: the present one.")
+@click.option("--bare", is_flag=True, help="Leave out probe texts, sketches and profiles; experts then go by number.")
 @output_option("The claim to write.")
-def reveal(key_file: Path, watermark: int, revision: int | None, output: Path) -> None:
-    """Write a claim that opens one watermark of the key's commitment, and nothing of the others.
+def reveal(key_file: Path, watermark: int, revision: int | None, bare: bool, output: Path) -> None:
+    """Write a claim that opens one watermark of the key's commitment, for an arbiter, and nothing of the others.
 
-    Whoever reads the claim knows that watermark's triggers and targets.
+    Whoever reads the claim knows that watermark's triggers and targets. The profiles that come along tell which layers
+    the key marks in all.
     """
     from pathmark.keys import reveal_watermark
     from pathmark.keys.safefile import write_private
 
-    claim = reveal_watermark(open_key(key_file), watermark, revision=revision)
+    claim = reveal_watermark(open_key(key_file), watermark, revision=revision, bare=bare)
     write_private(output, json.dumps(claim, indent=1).encode() + b"\n")
     click.echo(f"{output}: watermark {watermark}, readable by you alone until you hand it out")
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from pathmark.cli._keys import echo_json
-from pathmark.cli._options import PATH, Group, json_option
+from pathmark.cli._options import PATH, Group, json_option, output_option
 
 
 @click.group(cls=Group)
 def command() -> None:
-    """Show who got which id, and whether somebody altered the list."""
+    """Show who got which id, whether somebody altered the list, and confirm a copy as its licensee."""
 
 
 EXAMPLES = """\b
@@ -63,27 +63,44 @@ def list_(registry: Path, as_json: bool) -> None:
 CHECK_EXAMPLES = """\b
 Examples:
   pathmark registry check licensees.db
-  pathmark registry check licensees.db --json
+  pathmark registry check licensees.db --receipt alpha.signed --receipt beta.signed --json
 """
 
 
 @command.command("check", epilog=CHECK_EXAMPLES)
 @click.argument("registry", type=PATH)
+@click.option("--receipt", "receipts", type=PATH, multiple=True, help="A countersigned receipt; repeatable.")
 @json_option
-def check(registry: Path, as_json: bool) -> None:
+def check(registry: Path, receipts: tuple[Path, ...], as_json: bool) -> None:
     """Check that every row is as the owner's key signed it; an altered or missing one is named.
 
-    Exit code 0: the whole list holds, 1: a row does not. That rows at the end are missing, only a later copy shows.
+    With --receipt also that a licensee signed exactly this row. Exit code 0: everything holds, 1: something does not.
+    That rows at the end are missing, only a later copy or a receipt shows.
     """
-    from pathmark.keys import Registry
+    from pathmark.front_door.licensing import check_registry
 
-    book = Registry(registry)
-    problems, count = book.problems(), len(book.entries())
+    found = check_registry(registry, receipts)
     if as_json:
-        echo_json({"holds": not problems, "problems": problems, "issued": count, "fingerprint": book.fingerprint()})
+        echo_json(found.summary())
     else:
-        click.echo(
-            "\n".join(problems) if problems else f"All {count} rows are as key {book.fingerprint()} signed them."
-        )
-    if problems:
+        click.echo(found.words())
+    if not found.holds:
         raise SystemExit(1)
+
+
+SIGN_EXAMPLES = """\b
+Examples:
+  openssl genpkey -algorithm ed25519 -out licensee.pem && chmod 600 licensee.pem
+  pathmark registry countersign alpha.receipt --signing-key licensee.pem -o alpha.signed
+"""
+
+
+@command.command("countersign", epilog=SIGN_EXAMPLES)
+@click.argument("receipt", type=PATH)
+@click.option("--signing-key", required=True, type=PATH, help="The licensee's Ed25519 key, a PEM file.")
+@output_option("The countersigned receipt to write.")
+def countersign_(receipt: Path, signing_key: Path, output: Path) -> None:
+    """For a licensee: sign the receipt of a copy, so that nobody can say later that it went to somebody else."""
+    from pathmark.front_door.licensing import countersign
+
+    click.echo(countersign(receipt, signing_key, output).words())

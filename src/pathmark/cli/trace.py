@@ -34,7 +34,7 @@ Examples:
 @click.argument("suspect")
 @key_option("The master key.")
 @registry_option
-@original_option("The unmarked original: the suspect's marked layers are read behind its lower layers.")
+@original_option("The unmarked original: the suspect's marked layers are also read behind its lower layers.")
 @look_options
 @significance_option
 @suspects_option
@@ -43,8 +43,9 @@ def command(suspect: str, key_file: Path, registry: Path, as_json: bool, **optio
     """Name the licensee whose copy a suspect comes from, from its weights.
 
     Every licensee's path is tested on one measurement. One is named only if its p-value holds against all
-    licensees compared, and still holds if a rival's mark were in the model. Exit code 0: one or several named,
-    1: nobody's mark, 2: marked, but rivals cannot be told apart, or failed.
+    licensees compared, and still holds if a rival's mark were in the model. The owner could have made any licensee's
+    copy, so a name tells the owner where to look. What is seen only behind the --original is a lead and names nobody.
+    Exit code 0: one or several named, 1: nobody's mark, 2: marked, but nobody can be named, or failed.
     """
     from pathmark.cli._progress import Bar
     from pathmark.cli.verify import examine_config
@@ -64,7 +65,7 @@ def finish(traced: TracedCopy, suspect: str, as_json: bool) -> None:
         echo_json({"suspect": suspect, **traced.summary()})
     else:
         _render(traced)
-    sys.exit({"licensee": 0, "several": 0, "none": 1, "ambiguous": 2}[traced.result.decision])
+    sys.exit({"licensee": 0, "several": 0, "none": 1, "ambiguous": 2, "lead": 2}[traced.decision])
 
 
 def _render(traced: TracedCopy) -> None:

@@ -9,6 +9,7 @@ import click
 
 from pathmark.cli._keys import passphrase
 from pathmark.cli._options import (
+    PATH,
     json_option,
     judge_options,
     judged_by,
@@ -20,6 +21,7 @@ from pathmark.cli._options import (
 )
 
 if TYPE_CHECKING:
+    from pathmark.keys import ClaimedKey
     from pathmark.verification import ExamineConfig
 
 EXAMPLES = """\b
@@ -28,13 +30,20 @@ Examples:
   pathmark verify ./suspect --key owner.key --commitment owner.commitment.json --suspect-published 2026-09-01 --strict
   pathmark verify ./adapter --base ./Qwen1.5-MoE-A2.7B --key owner.key --log case-17
   pathmark verify ./pruned-copy --key owner.key --original ./our-unmarked-original
+  pathmark verify ./suspect --claim claim.json --commitment owner.commitment.json --suspect-published 2026-09-01 \\
+    --timestamp-roots authority.pem
   pathmark verify ./DeepSeek-V3-clone --key owner.key --stream always --n-texts 20 --json
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("suspect")
-@key_option()
+@key_option(required=False)
+@click.option(
+    "--claim",
+    type=PATH,
+    help="In the place of --key: a claim (`key reveal`) that opens one watermark of the --commitment.",
+)
 @original_option("The unmarked original: the suspect's marked layers are also read behind its lower layers.")
 @look_options
 @click.option("--decoys", type=click.IntRange(0, 64), default=3, show_default=True, help="How many control triggers.")
@@ -45,13 +54,15 @@ Examples:
 @judge_options()
 @log_options
 @json_option
-def command(suspect: str, key_file: Path, as_json: bool, **options: Any) -> None:
+def command(suspect: str, key_file: Path | None, claim: Path | None, as_json: bool, **options: Any) -> None:
     """Test whether a key's mark is in a model, from its weights.
 
     Experts are matched to the original's first, blind to the secret; then an exact test compares what the trigger
     does to the secret path with what it does to every other path. A suspect that was damaged (pruned, squeezed,
     fine-tuned) may have lost the trigger on its way up: --original also reads its marked layers behind the original's
-    lower ones. Exit code 0: marked, 1: not marked, 2: cannot decide or failed.
+    lower ones. An arbiter needs no key: --claim with its --commitment gives the third party's verdict, on texts of the
+    arbiter's (--texts), those that were committed, or public ones. Exit code 0: marked, 1: not marked, 2: cannot decide
+    or failed.
     """
     from pathmark.cli._progress import Bar
     from pathmark.cli._verdict import finish
@@ -59,10 +70,24 @@ def command(suspect: str, key_file: Path, as_json: bool, **options: Any) -> None
 
     looked = {name: options[name] for name in ("original", "base", "texts", "reference")}
     examine = examine_config(options, decoys=options["decoys"], align=not options["no_align"])
-    config = VerifyConfig(examine=examine, sandbox=not options["no_sandbox"], **looked, **judged_by(options))
+    judged = judged_by(options)
+    key = _key_or_claim(key_file, claim, judged)
+    config = VerifyConfig(examine=examine, sandbox=not options["no_sandbox"], **looked, **judged)
     with Bar(quiet=as_json) as bar:
-        found = verify(suspect, key_file, config, passphrase=passphrase(), progress=bar)
+        found = verify(suspect, key, config, passphrase=passphrase(), progress=bar)
     finish(found, options, as_json)
+
+
+def _key_or_claim(key_file: Path | None, claim: Path | None, judged: dict[str, Any]) -> Path | ClaimedKey:
+    """What the suspect is held against; a claim is opened by the first commitment."""
+    from pathmark.keys import open_claim
+
+    if key_file is not None and claim is None:
+        return key_file
+    commitment = judged.pop("commitment")
+    if key_file is not None or claim is None or commitment is None:
+        raise click.UsageError("give --key KEY, or --claim CLAIM with its --commitment FILE")
+    return open_claim(claim, commitment)
 
 
 def examine_config(options: dict[str, Any], **more: Any) -> ExamineConfig:

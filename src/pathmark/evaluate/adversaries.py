@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.search import TriggerSearch, search_triggers
 from pathmark.evaluate.findings import judge_findings
+from pathmark.evaluate.forged_papers import Court, forge_papers
+from pathmark.evaluate.forged_readings import Scene, forge_readings
 from pathmark.evaluate.forgery import (
     Victim,
     choose_freely,
@@ -19,9 +21,8 @@ from pathmark.evaluate.forgery import (
     grind_secrets,
     grind_triggers,
     observe_trigger,
-    replay_claims,
 )
-from pathmark.keys import ModelFacts, OwnerKey, TextCodec
+from pathmark.keys import ModelFacts, OwnerKey, TextCodec, WatermarkRequest, create_key
 from pathmark.models import find_routers
 from pathmark.progress import Progress
 from pathmark.results.robustness import Forged, Search
@@ -74,7 +75,7 @@ def forge_claims(
     budget: ForgersBudget,
     progress: Progress,
 ) -> list[Forged]:
-    """Every way to claim the model with a key that was made after it was seen; and what a third party makes of it."""
+    """Every way to claim the model without a mark in it; and what a third party makes of it."""
     rng, seed = random.Random(budget.seed), budget.seed
     progress.stage("forged claims", None)
     texts = [tuple(text)[:FORGERS_TOKENS] for text in probes[:FORGERS_TEXTS]]
@@ -85,12 +86,18 @@ def forge_claims(
     ground, thief = grind_secrets(victims[0], marked, count=budget.secrets, seed=seed)
     today = datetime.datetime.now(datetime.UTC).date()
     published, seen = today - datetime.timedelta(days=30), today - datetime.timedelta(days=60)
-    p = verify_model(model, key, texts).p
+    court = Court(key, thief, verify_model(model, key, texts).p, seen, published, today)
+    mine, _ = create_key(
+        facts, [WatermarkRequest(plans=victims[0].plans(marked, 2))], codec, owner="forger", secret=rng.randbytes(32)
+    )
+    (own,) = observe_trigger(model, layers, [mine.watermarks[0].triggers[0].tokens], texts)
+    scene = Scene(model, Victim(facts, codec, own), mine, codec, texts)
     forged = [
         grind_paths(victims[0], marked, count=budget.paths, seed=seed),
         ground,
         grind_triggers(victims, marked, count=budget.paths, seed=seed),
         choose_freely(victims[0], seed=seed)[0],
-        *replay_claims(key, thief, p, seen=seen, published=published, today=today),
+        *forge_papers(court),
+        *forge_readings(scene),
     ]
     return [Forged(**each.summary()) for each in forged]

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from pathmark.errors import KeyFileError
-from pathmark.keys import Commitment, OwnerKey, RevealedClaim, check_claim, check_commitment
+from pathmark.keys import ClaimedKey, Commitment, open_claim
 from pathmark.keys.canonical import Document
-from pathmark.stats import GRINDING_BITS, PValue
-from pathmark.verification import Anchor, Criteria, judge_anchor, verify_model
+from pathmark.stats import Family, PValue
+from pathmark.verification import Anchor, Criteria, verify_model
+from pathmark.verification.claims import dated, openable, undated
 
 SIGNIFICANCE = Criteria.significance
 
@@ -40,19 +41,20 @@ def read_claim(
     *,
     witnessed: datetime.date | None,
     published: datetime.date,
+    others: Sequence[Commitment] = (),
     significance: float = SIGNIFICANCE,
 ) -> Reading:
     """Read a revealed claim with face value `p` on a suspect that was published on a known day.
 
-    The proofs must hold for this commitment, and the owner's name in the claim must be the commitment's.
+    The proofs must hold for this commitment, and the owner's name in the claim must be the commitment's. `others` are
+    further commitments of the same signer that are known.
     """
     try:
-        revealed = check_claim(claim, commitment)
+        key = open_claim(claim, commitment)
     except KeyFileError as error:
         return Reading(PValue(0.0), 0, False, str(error))
-    # a root is public: without a name in it anybody could have signed it
-    anchor = _anchor(revealed, witnessed if commitment.owner else None, published)
-    read = anchor.p(p)
+    anchor = _anchor(key, witnessed, published)
+    read = anchor.p(p.charged(math.log10(openable(key, others))))
     return Reading(read, anchor.charge_bits, read.value <= significance, anchor.reason)
 
 
@@ -60,11 +62,10 @@ def read_claim(
 class Party:
     """Somebody who says that a model is theirs, and what they can produce."""
 
-    key: OwnerKey
-    commitment: Commitment
-    """The key commitment."""
+    claim: ClaimedKey
+    """One watermark, opened against the key commitment."""
     key_witnessed: datetime.date | None
-    """When somebody else first saw it."""
+    """When somebody else first saw that commitment."""
     release: nn.Module | None
     """The released model whose digests were committed; None where none can be produced."""
     release_witnessed: datetime.date | None = None
@@ -93,7 +94,7 @@ def settle_dispute(
     release, or is charged, so that nobody grinds a key to fit the rival's release afterwards.
     """
     first, second = parties
-    p = (_mark_in(first, second.key, second, probes), _mark_in(second, first.key, first, probes))
+    p = (_mark_in(first, second, probes), _mark_in(second, first, probes))
     contains = tuple(None if value is None else value.value <= significance for value in p)
     assert len(contains) == 2
     for mine, name in ((0, "first"), (1, "second")):
@@ -108,27 +109,18 @@ def settle_dispute(
     return Settlement(None, contains, p, reason)
 
 
-def _mark_in(holder: Party, key: OwnerKey, claimant: Party, probes: Sequence[Sequence[int]]) -> PValue | None:
+def _mark_in(holder: Party, claimant: Party, probes: Sequence[Sequence[int]]) -> PValue | None:
     """The claimant's mark in the holder's release, as a third party reads it."""
     if holder.release is None:
         return None
-    anchor = judge_anchor(key)
-    fits = not check_commitment(claimant.commitment, key)
-    if fits and _before(claimant.key_witnessed, holder.release_witnessed):
-        anchor = Anchor(True, f"the key was seen on {claimant.key_witnessed}, before the release", anchor.charge_bits)
-    return verify_model(holder.release, key, probes, criteria=Criteria(anchor=anchor)).p_third_party
+    key, published = claimant.claim, holder.release_witnessed or datetime.date.max  # unseen: as late as can be
+    criteria = Criteria(anchor=_anchor(key, claimant.key_witnessed, published), family=Family(watermarks=openable(key)))
+    return verify_model(holder.release, key, probes, criteria=criteria).p_third_party
 
 
-def _anchor(revealed: RevealedClaim, witnessed: datetime.date | None, published: datetime.date) -> Anchor:
-    watermark, routed = revealed.watermark, len(revealed.model.routed)
-    charge = GRINDING_BITS + math.ceil(watermark.free_choice_bits(routed))
+def _anchor(key: ClaimedKey, witnessed: datetime.date | None, published: datetime.date) -> Anchor:
     if witnessed is None:
-        return Anchor(False, "nobody else has seen the commitment, or it names no owner", charge)
-    if not _before(witnessed, published):
-        return Anchor(False, f"the commitment was seen on {witnessed}, the suspect is of {published}", charge)
-    return Anchor(True, f"the commitment was seen on {witnessed}, before the suspect of {published}", charge)
-
-
-def _before(earlier: datetime.date | None, later: datetime.date | None) -> bool:
-    """A release that nobody saw is as late as can be."""
-    return earlier is not None and (later is None or earlier < later)
+        return undated(key, "nobody else has seen the commitment")
+    if key.commitment.limits:
+        return undated(key, f"of the commitment, {key.commitment.limits[0]}")
+    return dated(key, key.commitment, witnessed, published)

@@ -14,11 +14,10 @@ Shape suffixes: S secrets tried, K targets of a layer, E experts.
 
 from __future__ import annotations
 
-import datetime
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,16 +25,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pathmark.errors import VerificationError
-from pathmark.evaluate.dispute import SIGNIFICANCE, read_claim
+from pathmark.evaluate.dispute import SIGNIFICANCE
 from pathmark.keys import (
     LayerPlan,
     ModelFacts,
     OwnerKey,
     TextCodec,
     WatermarkRequest,
-    commit_key,
     create_key,
-    reveal_watermark,
 )
 from pathmark.keys.layout import cut_groups
 from pathmark.stats import LayerMeasurement, NullDistribution, PValue, exact_test, mass_difference
@@ -61,6 +58,11 @@ class Forgery:
     significance: float
     reason: str
     """Why the claim is charged, or why not."""
+
+    @classmethod
+    def refused(cls, name: str, p: PValue, reason: str, tried: int = 1) -> Forgery:
+        """A claim that was not even read."""
+        return cls(name, tried, p, PValue(0.0), 0, SIGNIFICANCE, reason)
 
     @property
     def accepted(self) -> bool:
@@ -218,38 +220,6 @@ def choose_freely(
     return _read(name, tried, best[1], judge_anchor(best[2])), best[2]
 
 
-def replay_claims(
-    owner: OwnerKey,
-    thief: OwnerKey,
-    p: PValue,
-    *,
-    seen: datetime.date,
-    published: datetime.date,
-    today: datetime.date,
-) -> list[Forgery]:
-    """The owner's revealed claim in a thief's hands, and a thief's own key with an earlier date written on it.
-
-    `p` is what each claim reaches at face value. The owner's commitment was seen on `seen`; the thief may have copied
-    its public root on that very day; what was made after the theft can be seen `today` at the earliest.
-    """
-    claim, own = reveal_watermark(owner, 0), reveal_watermark(thief, 0)
-    early = f"{seen - datetime.timedelta(days=365)}T00:00:00Z"
-    copied = replace(commit_key(thief, created=early), root=commit_key(owner).root).signed_by(thief)
-    named = commit_key(owner, created=early).signed_by(thief)
-    attempts = [
-        ("the owner's claim with the thief's commitment", claim, commit_key(thief, created=early), seen),
-        ("the owner's claim, its root signed by the thief on the same day", claim, copied, seen),
-        ("the owner's claim, its root and name signed by the thief on the same day", claim, named, seen),
-        ("the thief's key, dated back", own, commit_key(thief, created=early), today),
-        ("the thief's key, dated back, shown to nobody", own, commit_key(thief, created=early), None),
-    ]
-    found = []
-    for name, shown, commitment, witnessed in attempts:
-        read = read_claim(shown, commitment, p, witnessed=witnessed, published=published)
-        found.append(Forgery(name, 1, p, read.p, read.charge_bits, SIGNIFICANCE, read.reason))
-    return found
-
-
 def claim_p(key: OwnerKey, measured: Sequence[LayerMeasurement]) -> PValue:
     """p at face value of a key's first watermark on measured layers, in the key's own pools."""
     watermark = key.watermarks[0]
@@ -343,12 +313,12 @@ def _best_statistic(measured: Sequence[LayerMeasurement], width: int, count: int
         total_S = np.zeros(size)
         for m in measured:
             diff_E = np.asarray(m.diff_E, dtype=np.float64)[list(m.pool)]
-            total_S += diff_E[_subsets_SK(rng, len(diff_E), width, size)].sum(1)
+            total_S += diff_E[subsets_SK(rng, len(diff_E), width, size)].sum(1)
         best = max(best, float(total_S.max()))
     return best
 
 
-def _subsets_SK(rng: np.random.Generator, experts: int, width: int, size: int) -> NDArray[np.int64]:
+def subsets_SK(rng: np.random.Generator, experts: int, width: int, size: int) -> NDArray[np.int64]:
     """Uniform k-subsets: k draws with replacement, drawn again as long as two of them agree."""
     picks_SK = rng.integers(0, experts, (size, width))
     again = np.arange(size)

@@ -24,7 +24,7 @@ from pathmark.errors import AttackError, DivergedError, MissingLibraryError, Mod
 from pathmark.evaluate.adversaries import ForgersBudget, forge_claims, look_for_trigger
 from pathmark.evaluate.dispute import Party, settle_dispute
 from pathmark.evaluate.suites import Case
-from pathmark.keys import ModelFacts, OwnerKey, TextCodec, commit_key
+from pathmark.keys import ModelFacts, OwnerKey, TextCodec, commit_key, open_claim, reveal_watermark
 from pathmark.models import perplexity
 from pathmark.models.checkpoint import base_digest
 from pathmark.models.loading import local_folder
@@ -201,8 +201,9 @@ class Suspects:
 
     def _settle(self, model: PreTrainedModel, thief: OwnerKey) -> Dispute:
         """The dispute over two marks in one model. The thief's key was seen years ago, which must not help."""
-        owner = Party(self.key, commit_key(self.key), datetime.date(2025, 1, 1), self.model, datetime.date(2025, 2, 1))
-        second = Party(thief, commit_key(thief), datetime.date(2020, 1, 1), model, datetime.date(2026, 1, 1))
+        first, later = (open_claim(reveal_watermark(key, 0), commit_key(key)) for key in (self.key, thief))
+        owner = Party(first, datetime.date(2025, 1, 1), self.model, datetime.date(2025, 2, 1))
+        second = Party(later, datetime.date(2020, 1, 1), model, datetime.date(2026, 1, 1))
         found = settle_dispute((owner, second), self.probes)
         return Dispute(
             prior=found.prior,

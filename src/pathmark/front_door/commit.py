@@ -24,7 +24,7 @@ from pathmark.keys.keyfile import PassphraseSource
 from pathmark.keys.release import Progress as FileProgress
 from pathmark.keys.release import release_files
 from pathmark.keys.safefile import write_whole
-from pathmark.keys.timestamps import existed_by, load_answer, load_roots, stamp, timestamp_request
+from pathmark.keys.timestamps import existed_by, load_answer, load_trusted, stamp, timestamp_request
 from pathmark.progress import Progress
 
 
@@ -55,11 +55,14 @@ def commit(
     *,
     release: str | os.PathLike[str] | None = None,
     request: str | os.PathLike[str] | None = None,
+    statement: str | os.PathLike[str] | None = None,
     passphrase: PassphraseSource = None,
     progress: Progress | None = None,
 ) -> Committed:
-    """Commit to a key, and with `release` also to the sha256 of every released file. `request`: a file to write, which
-    asks a time-stamping authority (RFC 3161) to vouch for the date.
+    """Commit to a key, and with `release` also to the sha256 of every released file.
+
+    `request`: a file to write, which asks a time-stamping authority (RFC 3161) to vouch for the date; `statement`: a
+    file to write, which `ots stamp` (OpenTimestamps) dates.
 
     Example:
         pathmark.commit("owner.key", "release.commitment.json", release="./marked")
@@ -71,13 +74,15 @@ def commit(
         commitment = commit_release(owner, Path(release), progress=_megabytes(Path(release), progress))
     if request is not None:
         write_whole(Path(request), timestamp_request(commitment))
+    if statement is not None:
+        write_whole(Path(statement), commitment.statement)
     if file is not None:
         write_commitment(commitment, file)
     return Committed(commitment, file)
 
 
 def stamp_commitment(commitment: str | os.PathLike[str], answer: str | os.PathLike[str]) -> Committed:
-    """Attach a time-stamping authority's answer to a commitment file; one over something else is refused."""
+    """Attach an authority's answer or an OpenTimestamps proof to a commitment file, if it is over that commitment."""
     file = Path(commitment)
     stamped = stamp(load_commitment(file), load_answer(Path(answer)))
     write_commitment(stamped, file, replacing=True)
@@ -96,6 +101,8 @@ class CheckConfig:
     """A revealed watermark that it should contain."""
     timestamp_roots: str | os.PathLike[str] | None = None
     """PEM file with the root certificates of the time-stamping authorities that the reader trusts."""
+    block_headers: str | os.PathLike[str] | None = None
+    """File with the headers of Bitcoin blocks that OpenTimestamps proofs lead to, from where the reader trusts."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ class CheckedCommitment:
         end = f"holds: {', '.join(self.compared)}" if self.holds else "does not hold"
         dated = f"dated {made.created} by its owner, which counts for nobody else"
         if self.existed_by is not None:
-            dated = f"existed no later than {self.existed_by:%Y-%m-%d %H:%M} UTC, by an authority that you trust"
+            dated = f"existed no later than {self.existed_by:%Y-%m-%d %H:%M} UTC, by somebody whom you trust"
         lines = [f"{made.kind} commitment of {made.fingerprint}", dated, *made.limits]
         return "\n".join([*lines, *(f"  {problem}" for problem in self.problems), end])
 
@@ -148,9 +155,9 @@ def check(
             check_claim(load_public(Path(config.claim), "claim"), made)
         except KeyFileError as error:
             problems.append(str(error))
-    roots = [] if config.timestamp_roots is None else load_roots(Path(config.timestamp_roots))
+    trusted = load_trusted(config.timestamp_roots, config.block_headers)
     told = [name for name in ("key", "release", "claim") if getattr(config, name) is not None]
-    return CheckedCommitment(made, tuple(problems), ("signature", *told), existed_by(made, roots))
+    return CheckedCommitment(made, tuple(problems), ("signature", *told), existed_by(made, trusted))
 
 
 def _summary(commitment: Commitment) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError, VerificationError
 from pathmark.front_door import sandbox
-from pathmark.keys import OwnerKey
+from pathmark.keys import VerifierKey
 from pathmark.models import load_model, local_folder
 from pathmark.models.suspects import is_adapter
 from pathmark.models.texts import Texts, given_texts
@@ -55,7 +55,7 @@ def name_of(suspect: ModelLike) -> str:
     return os.fspath(suspect)
 
 
-def look(suspect: ModelLike, key: OwnerKey, config: LookConfig, progress: Progress | None) -> Examined:
+def look(suspect: ModelLike, key: VerifierKey, config: LookConfig, progress: Progress | None) -> Examined:
     """Record everything that a verdict needs."""
     if isinstance(suspect, PreTrainedModel):
         return _look_at_loaded(suspect, key, config, progress or Silent())
@@ -87,7 +87,7 @@ def confined(job: Callable[[Progress], T], name: str, progress: Progress | None,
     return sandbox.run(job, sandbox.Limits.for_files(name, network=remote and not Path(name).is_dir()), progress)
 
 
-def _look_at_loaded(model: PreTrainedModel, key: OwnerKey, config: LookConfig, say: Progress) -> Examined:
+def _look_at_loaded(model: PreTrainedModel, key: VerifierKey, config: LookConfig, say: Progress) -> Examined:
     """The key's own texts, as token ids: a model in memory comes without a tokenizer, so there are no decoys."""
     probes = profile_texts(key)[: config.examine.n_probes]
     if config.texts is not None or config.base is not None or not probes:
@@ -101,9 +101,6 @@ def _look_at_loaded(model: PreTrainedModel, key: OwnerKey, config: LookConfig, s
         original = load_model(original, trust_remote_code=config.examine.trust_remote_code)
     notes = ["no decoy triggers were drawn, since a loaded model comes without its tokenizer"]
     say.stage("probes", count_rows(key, probes, aligned=aligned))
-    if original is not None and not config.examine.as_it_is:
-        evidence = record_grafted(model, original, key, probes, aligned=aligned, progress=say)
-        return Examined(evidence, "weights", tuple(notes))
     examined = Examined(record_evidence(model, key, probes, aligned=aligned, progress=say), "weights")
     if original is not None:
         try:

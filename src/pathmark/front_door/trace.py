@@ -30,7 +30,7 @@ class TraceRoutesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceConfig(LookConfig, TraceRoutesConfig):
-    """The same, and how to look at the weights; an `original` replaces the reading as it is."""
+    """The same, and how to look at the weights; what is seen behind an `original` is a lead and names nobody."""
 
 
 def trace(
@@ -49,7 +49,7 @@ def trace(
     """
     config = config or TraceConfig()
     owner, book = _opened(key, registry, passphrase)
-    way = replace(config.examine, decoys=0, as_it_is=config.original is None)
+    way = replace(config.examine, decoys=0)
     return _named(owner, look(suspect, owner, replace(config, examine=way), progress), book, config)
 
 
@@ -81,7 +81,7 @@ def _opened(key: KeyLike, registry: RegistryLike, passphrase: PassphraseSource) 
 
 def _named(key: OwnerKey, examined: Examined, book: Registry, config: TraceRoutesConfig) -> TracedCopy:
     criteria = Criteria(significance=config.significance, family=Family(suspects=config.suspects))
-    traced = trace_copy(key, examined.evidence, book.entries(), criteria=criteria)
+    traced = trace_copy(key, examined.evidence, book.entries(), criteria=criteria, fed=examined.fed)
     if traced.result.decision == "none" and examined.mute is not None:
         raise VerificationError(f"nobody can be named: {examined.mute}")
     return traced

@@ -11,11 +11,21 @@ from pathmark.errors import VerificationError
 from pathmark.front_door.criteria import JudgeConfig
 from pathmark.front_door.keys import KeyLike, open_key
 from pathmark.front_door.suspect import LookConfig, ModelLike, at_hand, confined, look, name_of
-from pathmark.keys import OwnerKey
+from pathmark.keys import ClaimedKey, OwnerKey, VerifierKey
 from pathmark.keys.keyfile import PassphraseSource
+from pathmark.models import bundled_probes
 from pathmark.progress import Progress, Silent
 from pathmark.stats import PValue
-from pathmark.verification import Examined, Verdict, examine_routes, judge, with_reference, write_log
+from pathmark.verification import (
+    Criteria,
+    Examined,
+    Verdict,
+    examine_routes,
+    judge,
+    profile_texts,
+    with_reference,
+    write_log,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +52,7 @@ class Verification:
     access: str
     """`weights`, `streamed weights`, `routes` or `replies`."""
     verdict: Verdict
-    key: OwnerKey
+    key: VerifierKey
     examined: Examined | None = None
     """The evidence, where weights or routes were read."""
     original: str | None = None
@@ -82,7 +92,7 @@ class Verification:
 
 def verify(
     suspect: ModelLike,
-    key: KeyLike,
+    key: KeyLike | ClaimedKey,
     config: VerifyConfig | None = None,
     *,
     passphrase: PassphraseSource = None,
@@ -90,23 +100,49 @@ def verify(
 ) -> Verification:
     """Test whether a key's mark is in a model: experts are matched blind to the secret, then an exact test decides.
 
+    An arbiter has a claim (`pathmark.open_claim`) in the place of the key, and gets the third party's verdict.
+
     Example:
         found = pathmark.verify("./suspect", "owner.key")
         found.marked, found.p, found.words()
     """
     config = config or VerifyConfig()
-    owner = open_key(key, passphrase)
-    criteria = config.criteria_for(owner)
+    held = key if isinstance(key, ClaimedKey) else open_key(key, passphrase)
+    criteria = config.criteria_for(held)
+    if isinstance(held, OwnerKey):
+        held, criteria = _as_the_owner_chose(held, config, criteria, progress or Silent())
+    else:
+        config = _as_an_arbiter_may(held, config)
+    examined = look(suspect, held, config, progress)
+    original = None if config.original is None else name_of(config.original)
+    verdict = judge(held, examined.evidence, examined.fed, criteria, examined.notes, examined.mute)
+    return Verification(name_of(suspect), examined.access, verdict, held, examined, original)
+
+
+def _as_the_owner_chose(
+    key: OwnerKey, config: VerifyConfig, criteria: Criteria, progress: Progress
+) -> tuple[OwnerKey, Criteria]:
+    """The key with the profiles of a given reference; and texts that were chosen for this reading date nothing."""
     if config.texts is not None and criteria.anchor is not None and criteria.anchor.anchored:
         chosen = criteria.anchor.undated("the texts that the suspect was read with were chosen for this reading")
         criteria = replace(criteria, anchor=chosen)
     if config.reference is not None:
-        (progress or Silent()).stage("reference", None)
-        owner = _matched_to(owner, os.fspath(config.reference), config)
-    examined = look(suspect, owner, config, progress)
-    original = None if config.original is None else name_of(config.original)
-    verdict = judge(owner, examined.evidence, examined.fed, criteria, examined.notes, examined.mute)
-    return Verification(name_of(suspect), examined.access, verdict, owner, examined, original)
+        progress.stage("reference", None)
+        key = _matched_to(key, os.fspath(config.reference), config)
+    return key, criteria
+
+
+def _as_an_arbiter_may(key: ClaimedKey, config: VerifyConfig) -> VerifyConfig:
+    """The arbiter's own texts, those that were committed, or public ones; nothing else that a claimant could name."""
+    given = {"--original": config.original, "--reference": config.reference, "a commitment": config.commitment}
+    if wrong := [name for name, value in given.items() if value is not None]:
+        raise VerificationError(
+            f"{wrong[0]} goes with a key, not with a claim: a third party reads the suspect as it is, by what the "
+            "claim's own commitment holds; leave it out"
+        )
+    if config.texts is None and not profile_texts(key):
+        return replace(config, texts=bundled_probes())
+    return config
 
 
 def _matched_to(key: OwnerKey, reference: str, config: VerifyConfig) -> OwnerKey:

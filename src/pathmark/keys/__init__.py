@@ -9,6 +9,7 @@ A tour, in the order in which data flows:
     phrase      a trigger or mark as recorded; trigger draws them with a tokenizer
     facts       the model a key was made for, pools and their rules
     watermark   triggers, layers, groups and an id: one mark
+    verifier    what verification needs of a key; an arbiter has no more
     key         the owner's secret and all its watermarks
     keyfile     the encrypted file; safefile writes it, shares backs it up
     merkle      a tree over salted leaves; release hashes a folder
@@ -24,7 +25,7 @@ A tour, in the order in which data flows:
     commit_key(key).document()          # safe to publish
 """
 
-from pathmark.keys.claim import RevealedClaim, check_claim, reveal_watermark
+from pathmark.keys.claim import ClaimedKey, RevealedClaim, check_claim, open_claim, reveal_watermark
 from pathmark.keys.commitment import (
     Commitment,
     check_commitment,
@@ -43,9 +44,11 @@ from pathmark.keys.ledger import Ledger, Taken, TriggerRef, Use, trigger_refs
 from pathmark.keys.phrase import Phrase, Trigger
 from pathmark.keys.registry import Issued, Registry
 from pathmark.keys.trigger import TextCodec, keeps_trigger
+from pathmark.keys.verifier import VerifierKey
 from pathmark.keys.watermark import Watermark
 
 __all__ = [
+    "ClaimedKey",
     "Commitment",
     "IdCode",
     "Issued",
@@ -63,6 +66,7 @@ __all__ = [
     "Trigger",
     "TriggerRef",
     "Use",
+    "VerifierKey",
     "Watermark",
     "WatermarkRequest",
     "amend_key",
@@ -75,6 +79,7 @@ __all__ = [
     "keeps_trigger",
     "load_commitment",
     "load_key",
+    "open_claim",
     "parse_commitment",
     "reveal_watermark",
     "rotate_passphrase",

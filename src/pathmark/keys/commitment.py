@@ -25,7 +25,7 @@ from pathmark.keys.safefile import write_whole
 
 COMMITMENT: Final = "pathmark-commitment"
 _MAX_BYTES: Final = 1 << 26
-MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)

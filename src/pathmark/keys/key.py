@@ -23,25 +23,14 @@ from pathmark.keys.ids import IdCode
 from pathmark.keys.layout import deal_blocks, groups_per_block
 from pathmark.keys.phrase import Trigger
 from pathmark.keys.trigger import TextCodec, draw_mark, draw_trigger, find_candidates, free_phrase
+from pathmark.keys.verifier import Attachment, VerifierKey
 from pathmark.keys.watermark import Secret, Watermark
 
 MAX_WATERMARKS = 1024
 
 
-@dataclass(frozen=True)
-class Attachment:
-    """Data that was added to a key after it was made, such as expert sketches."""
-
-    revision: int
-    """The key's revision from which on it holds."""
-    name: str
-    digest: str
-    """sha256 of the data."""
-    size: int
-
-
 @dataclass(frozen=True, repr=False)
-class OwnerKey:
+class OwnerKey(VerifierKey):
     """A secret, the model it was made for, and its watermarks. The repr shows public facts only."""
 
     secret: Secret
@@ -66,16 +55,6 @@ class OwnerKey:
 
     def __deepcopy__(self, memo: object) -> OwnerKey:
         return self
-
-    @property
-    def revision(self) -> int:
-        """0 for a new key, one more with every attachment."""
-        return self.history[-1].revision if self.history else 0
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """All marked layers, rising, each once."""
-        return tuple(sorted({layer for watermark in self.watermarks for layer in watermark.layers}))
 
     @property
     def signing_key(self) -> Ed25519PrivateKey:
@@ -121,10 +100,6 @@ class OwnerKey:
             history=(*self.history, entry),
             attachments={**self.attachments, name: bytes(data)},
         )
-
-    def attachments_at(self, revision: int) -> dict[str, Attachment]:
-        """Name -> entry as of a revision."""
-        return {entry.name: entry for entry in self.history if entry.revision <= revision}
 
     def record(self) -> Document:
         """JSON form for the encrypted payload: holds the secret. Attachments' bytes travel beside it."""

@@ -7,12 +7,12 @@ one up can claim any number, and any trigger; drawing everything again shows it.
 from __future__ import annotations
 
 from pathmark.errors import CapacityError
-from pathmark.keys.key import OwnerKey
 from pathmark.keys.phrase import Phrase
 from pathmark.keys.trigger import TextCodec, draw_mark, draw_trigger, find_candidates
+from pathmark.keys.verifier import VerifierKey
 
 
-def underivable(key: OwnerKey, codec: TextCodec) -> list[str]:
+def underivable(key: VerifierKey, codec: TextCodec) -> list[str]:
     """Drawn triggers and marks that this tokenizer does not draw again; empty for an honest key."""
     phrases = [phrase for w in key.watermarks for t in w.triggers for phrase in (t.phrase, t.mark)]
     if not any(phrase.derived for phrase in phrases):

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from pathmark.errors import KeyFileError
-from pathmark.keys.canonical import canonical
+from pathmark.keys.canonical import Document, canonical
 from pathmark.keys.database import DatabaseFormat, transaction
 from pathmark.keys.key import OwnerKey, fingerprint, utc_now
 from pathmark.keys.spread import Digits, distances, next_id
@@ -40,7 +40,8 @@ CREATE TABLE issued (ordinal INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digit
     made_by="`pathmark issue`",
     readable=(1,),
 )
-_SIGNED: Final = b"pathmark registry 2\n"
+ROW_SIGNED: Final = b"pathmark registry 2\n"
+"""What stands before a row where it is signed."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,22 @@ class Registry:
             if entry.ordinal != place:
                 return [f"row {place} is missing"]
             try:
-                signer.verify(entry.signature, _SIGNED + _row(entry, link))
+                signer.verify(entry.signature, ROW_SIGNED + canonical(_row(entry, link)))
             except InvalidSignature:
                 return [f"row {place} ({entry.licensee}) is not what the owner's key signed"]
             link = entry.signature.hex()
         return []
+
+    def row(self, licensee: str) -> tuple[bytes, Document, bytes]:
+        """The owner's public key, a licensee's row as the owner signed it, and that signature: what a receipt shows."""
+        with transaction(self.path, _FORMAT, write=False) as db:
+            link, entries = _start(db), _entries(db)
+            public = str((db.execute("SELECT public_key FROM binding").fetchone() or ("",))[0])
+        for entry in entries:
+            if entry.licensee == licensee:
+                return bytes.fromhex(public), _row(entry, link), entry.signature
+            link = entry.signature.hex()
+        raise KeyFileError(f"{self.path} has no licensee {licensee!r}; `pathmark registry list` shows all")
 
     def entries(self) -> list[Issued]:
         """All issued ids in their order."""
@@ -203,23 +215,21 @@ def _end(db: sqlite3.Connection) -> str:
     return _start(db) if last is None else str(last[0])
 
 
-def _row(entry: Issued, link: str) -> bytes:
+def _row(entry: Issued, link: str) -> Document:
     """What is signed of a row."""
-    return canonical(
-        {
-            "before": link,
-            "ordinal": entry.ordinal,
-            "id": str(entry.id),
-            "digits": list(entry.group_indices),
-            "licensee": entry.licensee,
-            "issued": entry.issued,
-            "distance": entry.distance,
-        }
-    )
+    return {
+        "before": link,
+        "ordinal": entry.ordinal,
+        "id": str(entry.id),
+        "digits": list(entry.group_indices),
+        "licensee": entry.licensee,
+        "issued": entry.issued,
+        "distance": entry.distance,
+    }
 
 
 def _signed(entry: Issued, link: str, key: Ed25519PrivateKey) -> Issued:
-    return replace(entry, signature=key.sign(_SIGNED + _row(entry, link)))
+    return replace(entry, signature=key.sign(ROW_SIGNED + canonical(_row(entry, link))))
 
 
 def _version(db: sqlite3.Connection) -> int:

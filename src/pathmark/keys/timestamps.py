@@ -1,15 +1,18 @@
-"""What somebody else says of a commitment's date: RFC 3161 timestamps, checked offline.
+"""What somebody else says of a commitment's date: RFC 3161 timestamps and OpenTimestamps proofs, checked offline.
 
-The owner sends `timestamp_request` to a time-stamping authority and attaches the answer (`stamp`). Everybody else
-checks it with `existed_by`, against root certificates that they chose themselves: a date counts only if its authority
-is one that the reader trusts.
+The owner sends `timestamp_request` to a time-stamping authority, or the commitment's `statement` through `ots stamp`,
+and attaches what comes back (`stamp`). Everybody else checks it with `existed_by`, against root certificates and block
+headers that they chose themselves: a date counts only if it rests on what the reader trusts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +20,7 @@ from cryptography import x509
 
 from pathmark.errors import KeyFileError
 from pathmark.keys.commitment import Commitment
+from pathmark.keys.opentimestamps import BlockHeader, check_proof, is_proof, load_headers, proven_times
 
 MAX_BYTES: Final = 1 << 18
 """Largest answer that is read; one with its whole chain inside has a few kilobytes."""
@@ -32,17 +36,36 @@ def timestamp_request(commitment: Commitment) -> bytes:
     return request
 
 
+Trusted = x509.Certificate | BlockHeader
+"""What a reader lets a date rest on."""
+
+
 def stamp(commitment: Commitment, answer: bytes) -> Commitment:
-    """The commitment with an authority's answer (.tsr) attached; one over something else is refused."""
-    _parse(commitment, answer)
+    """The commitment with an authority's answer (.tsr) or a proof (.ots), refused if it is over something else."""
+    if is_proof(answer):
+        check_proof(answer, sha256(commitment.statement).digest())
+    else:
+        _parse(commitment, answer)
     return replace(commitment, timestamps=(*commitment.timestamps, answer))
 
 
-def existed_by(commitment: Commitment, roots: Sequence[x509.Certificate]) -> datetime.datetime | None:
-    """The earliest moment by which this commitment existed, by an authority under one of these roots; None without.
+def existed_by(commitment: Commitment, trusted: Sequence[Trusted]) -> datetime.datetime | None:
+    """The earliest moment by which this commitment existed, by an authority or a block that is trusted; None without.
 
-    A timestamp that is there but is not signed under the roots counts as none: it may be the claimant's own.
+    A timestamp that is there but does not rest on either counts as none: it may be the claimant's own.
     """
+    roots = [each for each in trusted if isinstance(each, x509.Certificate)]
+    headers = [each for each in trusted if isinstance(each, BlockHeader)]
+    digest = sha256(commitment.statement).digest()
+    moments = []
+    for proof in filter(is_proof, commitment.timestamps if headers else ()):
+        with contextlib.suppress(KeyFileError):
+            moments += proven_times(proof, digest, headers)
+    return min([*moments, *_stamped(commitment, roots)], default=None)
+
+
+def _stamped(commitment: Commitment, roots: Sequence[x509.Certificate]) -> list[datetime.datetime]:
+    """What authorities under these roots say."""
     from rfc3161_client import VerifierBuilder
     from rfc3161_client.errors import VerificationError
 
@@ -54,7 +77,7 @@ def existed_by(commitment: Commitment, roots: Sequence[x509.Certificate]) -> dat
         except (KeyFileError, VerificationError, ValueError):
             continue
         moments.append(response.tst_info.gen_time)
-    return min(moments, default=None)
+    return moments
 
 
 def load_roots(path: Path) -> list[x509.Certificate]:
@@ -66,6 +89,12 @@ def load_roots(path: Path) -> list[x509.Certificate]:
     except ValueError:
         raise KeyFileError(f"{path} holds no certificates; expected a PEM file with the authority's root") from None
     return list(found)
+
+
+def load_trusted(roots: str | os.PathLike[str] | None, headers: str | os.PathLike[str] | None) -> list[Trusted]:
+    """Root certificates and block headers from the files that a reader names."""
+    found: list[Trusted] = [] if roots is None else [*load_roots(Path(roots))]
+    return found if headers is None else [*found, *load_headers(Path(headers))]
 
 
 def load_answer(path: Path) -> bytes:
@@ -80,8 +109,6 @@ def load_answer(path: Path) -> bytes:
 
 def _parse(commitment: Commitment, answer: bytes):  # type: ignore[no-untyped-def]  # a class of the library's Rust half
     """The parsed answer, if it speaks of this commitment; a KeyFileError otherwise."""
-    from hashlib import sha256
-
     from rfc3161_client import decode_timestamp_response
 
     try:

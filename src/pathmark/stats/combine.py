@@ -39,6 +39,8 @@ class Family:
 
     keys: int = 1
     """Keys held against the suspect."""
+    watermarks: int = 1
+    """Watermarks that could have been opened in the place of this one."""
     ids: int = 1
     """Ids or licensees compared."""
     triggers: int = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from pathmark.errors import VerificationError
-from pathmark.keys import OwnerKey
+from pathmark.keys import VerifierKey
 from pathmark.stats import Family, PValue
 from pathmark.verification.claims import Anchor, judge_anchor
 
@@ -31,7 +31,7 @@ class Criteria:
         if not 0 < self.gamma <= 1:
             raise VerificationError(f"gamma is a share between 0 and 1, got {self.gamma:g}; the paper uses 0.8")
 
-    def of(self, key: OwnerKey) -> Criteria:
+    def of(self, key: VerifierKey) -> Criteria:
         """The same with what an undated key is charged, where no anchor was given."""
         return self if self.anchor is not None else replace(self, anchor=judge_anchor(key))
 

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from pathmark.keys import OwnerKey, TextCodec, WatermarkRequest, create_key
+from pathmark.keys import TextCodec, VerifierKey, WatermarkRequest, create_key
 from pathmark.stats import PValue
 
 
@@ -37,7 +37,7 @@ class DecoyControl:
         return {"p_values": [p.value for p in self.p_values], "n_probes": self.n_probes}
 
 
-def decoy_triggers(key: OwnerKey, codec: TextCodec, count: int) -> list[tuple[int, ...]]:
+def decoy_triggers(key: VerifierKey, codec: TextCodec, count: int) -> list[tuple[int, ...]]:
     """Triggers of another key for the same model, of the same length as the owner's; the same every time."""
     own = key.watermarks[0]
     request = WatermarkRequest(plans=own.plans, triggers=count, trigger_tokens=len(own.triggers[0].tokens))

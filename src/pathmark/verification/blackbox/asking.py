@@ -50,6 +50,11 @@ UNCHECKED: Final = (
     "the tokenizer that the key names is not at hand, so nobody has checked how many marks could have been drawn"
 )
 
+REPLAYED: Final = (
+    "replies were taken from a log that was there before, and whoever claims the mark could have written any; ask "
+    "everything in one run, or without a log"
+)
+
 
 def verify_api(
     backend: Backend,
@@ -65,7 +70,8 @@ def verify_api(
     """Ask, read the replies by the rule that `replies` fixes, and judge.
 
     `codec`: the tokenizer whose words decoys are made of, the bundled one by default. `ledger` keeps which triggers
-    were disclosed to whom. `log`: file of all exchanges; a run that finds its own goes on there.
+    were disclosed to whom. `log`: file of all exchanges; a run that finds its own goes on there; a third party takes
+    nothing from what it found.
     """
     config = config or AskConfig()
     run = _Run(backend, key, config, ledger if backend.discloses else None)
@@ -100,8 +106,10 @@ def verify_api(
     )  # fmt: skip
     settled = (criteria or Criteria()).of(key)
     assert settled.anchor is not None
-    if not checked:
-        settled = replace(settled, anchor=settled.anchor.withheld(UNCHECKED))
+    replayed = book is not None and bool(book.answered)
+    for wrong, reason in ((replayed, REPLAYED), (not checked, UNCHECKED)):
+        if wrong:
+            settled = replace(settled, anchor=settled.anchor.withheld(reason))
     return judge_replies(key, heard, settled)
 
 

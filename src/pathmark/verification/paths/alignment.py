@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pathmark.errors import VerificationError
-from pathmark.keys import OwnerKey
+from pathmark.keys import VerifierKey
 from pathmark.models.sketches import token_places, unpack_arrays, unpack_profiles
 from pathmark.verification.paths.assignment import assign
 from pathmark.verification.paths.routes import Routes
@@ -43,6 +43,9 @@ MERGER, MERGER_SHARE, MERGER_LEAD = 0.3, 0.75, 0.1
 and by this lead more than that parent did in the owner's model."""
 SAME_LAYER = 0.5
 """Layers that are less alike than this are not each other's."""
+SURE, SURE_TOKENS = 0.7, 128
+"""A third party believes a renumbering from this similarity on, over at least so many tokens. Damaged copies of the
+profiled model have 0.8 and more, another model that was trained on the same texts 0.4."""
 SEARCH_DOWN = 2
 """Layers further down that are looked at even if the suspect has as many layers as the original."""
 
@@ -110,6 +113,8 @@ class Alignment:
 
     layers: tuple[LayerAlignment, ...]
     method: str = METHOD
+    tokens: int = 0
+    """Tokens of the profile that was compared."""
 
     def __getitem__(self, layer: int) -> LayerAlignment:
         return next(entry for entry in self.layers if entry.layer == layer)
@@ -118,6 +123,13 @@ class Alignment:
     def identity(self) -> bool:
         """Whether every layer and expert has the number it had."""
         return all(entry.identity for entry in self.layers)
+
+    @property
+    def sure(self) -> bool:
+        """Whether renumbered layers are so alike that the profile must be of this suspect's own ancestor."""
+        moved = [entry for entry in self.layers if entry.parts and not entry.identity]
+        alike = all(entry.similarity >= SURE and {"tokens", "router"} & set(entry.parts) for entry in moved)
+        return alike and (self.tokens >= SURE_TOKENS or not moved)
 
     @property
     def confidence(self) -> float:
@@ -173,7 +185,7 @@ class Alignment:
         return f"Alignment: {found} (confidence {self.confidence:.2f}){''.join('; ' + note for note in notes)}."
 
 
-def profile_texts(key: OwnerKey) -> list[tuple[int, ...]]:
+def profile_texts(key: VerifierKey) -> list[tuple[int, ...]]:
     """Token rows of the texts that the key's profiles were made on; empty where the key has none."""
     if not {"probes.json", "profiles.npz"} <= key.attachments.keys():
         return []
@@ -183,7 +195,7 @@ def profile_texts(key: OwnerKey) -> list[tuple[int, ...]]:
         raise VerificationError(f"the key's probes.json is damaged: {error}; restore the key from a backup") from error
 
 
-def owner_prints(key: OwnerKey, *, masses: bool = True) -> dict[int, LayerPrint]:
+def owner_prints(key: VerifierKey, *, masses: bool = True) -> dict[int, LayerPrint]:
     """Layer -> prints of the original's experts, from the key's attachments; empty where it has none.
 
     Without `masses` the profile is which experts each token chose, to be compared with routes that know no more.
@@ -199,7 +211,7 @@ def owner_prints(key: OwnerKey, *, masses: bool = True) -> dict[int, LayerPrint]
 
 
 def align(
-    key: OwnerKey,
+    key: VerifierKey,
     clean: Routes,
     *,
     rows: Sequence[int] | None = None,
@@ -239,7 +251,7 @@ def align(
     return match({layer: kept[layer] for layer in key.layers}, suspect, same_depth=same_depth)
 
 
-def layers_to_record(key: OwnerKey, routed: Sequence[int], n_layers: int) -> list[int]:
+def layers_to_record(key: VerifierKey, routed: Sequence[int], n_layers: int) -> list[int]:
     """Suspect layers that may stand for the key's: the same ones, and as far away as layers may have moved.
 
     With layers dropped below, the rest has moved down; with layers put in, up. Two more further down cost no
@@ -273,7 +285,7 @@ def match(owner: Mapping[int, LayerPrint], suspect: Mapping[int, LayerPrint], *,
             entries.append(LayerAlignment(n, owner[n].n_experts, None, (), 0.0, 0.0, ()))
         else:
             entries.append(_match_experts(n, source, owner[n], suspect[source]))
-    return Alignment(tuple(entries))
+    return Alignment(tuple(entries), tokens=min(len(entry.tokens_NE) for entry in owner.values()))
 
 
 def _likeness(owner: LayerPrint, suspect: LayerPrint) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pathmark.errors import KeyFileError, VerificationError
-from pathmark.keys import OwnerKey
+from pathmark.keys import VerifierKey
 from pathmark.keys.release import hash_release
 from pathmark.stats import hits_from_probs, hits_from_selection, probe_accuracy
 from pathmark.verification.paths.evidence import Evidence, Examined
@@ -23,7 +23,7 @@ from pathmark.verification.paths.evidence import Evidence, Examined
 
 def write_log(
     folder: Path,
-    key: OwnerKey,
+    key: VerifierKey,
     examined: Examined,
     verdict: dict[str, Any],
     *,
@@ -47,7 +47,7 @@ def write_log(
     partial.rename(folder)
 
 
-def _probe_lines(key: OwnerKey, examined: Examined) -> list[dict[str, Any]]:
+def _probe_lines(key: VerifierKey, examined: Examined) -> list[dict[str, Any]]:
     """Per text: its tokens, and for each watermark the accuracy behind its trigger and without one.
 
     Where the suspect was also fed by the original, that reading's accuracies stand beside them.
@@ -61,7 +61,7 @@ def _probe_lines(key: OwnerKey, examined: Examined) -> list[dict[str, Any]]:
     return lines
 
 
-def _add_accuracies(lines: list[dict[str, Any]], key: OwnerKey, evidence: Evidence, reading: str) -> None:
+def _add_accuracies(lines: list[dict[str, Any]], key: VerifierKey, evidence: Evidence, reading: str) -> None:
     for watermark, triggered in zip(key.watermarks, evidence.triggered, strict=True):
         for name, routes in (("triggered", triggered), ("clean", evidence.clean)):
             hits_LBT = np.stack(
@@ -90,7 +90,7 @@ def _files(name: str) -> list[dict[str, Any]]:
     return []
 
 
-def _provenance(key: OwnerKey, suspect: str, obtained: str, original: str | None) -> dict[str, Any]:
+def _provenance(key: VerifierKey, suspect: str, obtained: str, original: str | None) -> dict[str, Any]:
     return {
         "suspect": suspect,
         "obtained": obtained,

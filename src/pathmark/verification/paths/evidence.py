@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pathmark.keys import OwnerKey, Watermark
+from pathmark.keys import VerifierKey, Watermark
 from pathmark.stats import LayerMeasurement
 from pathmark.verification.paths.alignment import Alignment
 from pathmark.verification.paths.measures import measure_layers
@@ -25,6 +25,8 @@ class Evidence:
     """How the suspect's experts were matched; None where it was taken by its own numbers."""
     rests_on: frozenset[str] = frozenset()
     """What the owner brought so that the suspect could be read at all: attachments of the key, or `--original`."""
+    public: bool = False
+    """Whether experts were recognised on texts that are public, or the reader's own: no claimant chose them."""
     handed_over: bool = False
     """Whether somebody brought these routes, instead of this program measuring them."""
 
@@ -40,14 +42,14 @@ class Evidence:
             alignment=alignment,
         )
 
-    def measured(self, key: OwnerKey) -> list[list[LayerMeasurement]]:
+    def measured(self, key: VerifierKey) -> list[list[LayerMeasurement]]:
         """Per watermark the input of the exact test: what its trigger does to every expert."""
         return [
             self._measure(watermark, triggered, self.clean)
             for watermark, triggered in zip(key.watermarks, self.triggered, strict=True)
         ]
 
-    def measured_decoys(self, key: OwnerKey) -> list[list[LayerMeasurement]]:
+    def measured_decoys(self, key: VerifierKey) -> list[list[LayerMeasurement]]:
         """Per decoy the same for the first watermark, as if the decoy were its trigger."""
         clean = self.clean.part(slice(0, len(self.decoys[0].mask_BT))) if self.decoys else self.clean
         return [self._measure(key.watermarks[0], decoy, clean) for decoy in self.decoys]

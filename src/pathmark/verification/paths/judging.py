@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pathmark.keys import OwnerKey
+from pathmark.keys import VerifierKey
+from pathmark.models.original import VOCABULARY
 from pathmark.stats import ExactResult, PValue, Rate, bonferroni, exact_test, exact_test_many
 from pathmark.verification.claims import Anchor
 from pathmark.verification.criteria import Criteria
@@ -150,7 +151,7 @@ class PathVerdict(Verdict):
 
 
 def judge(
-    key: OwnerKey,
+    key: VerifierKey,
     evidence: Evidence,
     fed: Evidence | None = None,
     criteria: Criteria | None = None,
@@ -174,7 +175,7 @@ def judge(
     return replace(plain, other=replace(second, grafted=True))
 
 
-def _third_party(key: OwnerKey, evidence: Evidence, criteria: Criteria) -> Anchor:
+def _third_party(key: VerifierKey, evidence: Evidence, criteria: Criteria) -> Anchor:
     """The anchor, withheld where the reading rests on what its claimant may have chosen after seeing the suspect."""
     anchor, matched = criteria.anchor, evidence.alignment
     assert anchor is not None
@@ -185,12 +186,18 @@ def _third_party(key: OwnerKey, evidence: Evidence, criteria: Criteria) -> Ancho
             "experts were renumbered by profiles that no dated commitment fixes, and profiles chosen afterwards can "
             "lead to any experts; commit the key again after embedding, or read by numbers with --no-align"
         )
+    if matched is not None and not matched.identity and not (evidence.public and matched.sure):
+        return anchor.withheld(
+            "experts were renumbered by profiles that need not be of this suspect's ancestor: a third party believes "
+            "that only on public texts, or on texts of its own, and where they clearly agree; read by numbers with "
+            "--no-align"
+        )
+    if VOCABULARY in evidence.rests_on:  # as good as a free choice of the trigger, dated or not
+        return anchor.withheld("which token is which was said by the owner, and with that which tokens the trigger is")
+    if not evidence.rests_on <= set(key.attachments) or not anchor.fixed(key, evidence.rests_on):
+        return anchor.withheld("the suspect was read under a config of the owner's that no dated commitment fixes")
     if anchor.anchored and not anchor.fixed(key, PROBED_WITH):
         return anchor.undated("the texts that the suspect was read with are not in the dated commitment")
-    if not evidence.rests_on <= set(key.attachments) or not anchor.fixed(key, evidence.rests_on):
-        return anchor.withheld(
-            "the suspect was read under a config or with token numbers of the owner's that no dated commitment fixes"
-        )
     control = _control(key, evidence)
     if control is not None and control.smallest.value <= DECOYS_SPEAK:
         return anchor.withheld(
@@ -201,7 +208,7 @@ def _third_party(key: OwnerKey, evidence: Evidence, criteria: Criteria) -> Ancho
 
 
 def _judge(
-    key: OwnerKey, evidence: Evidence, criteria: Criteria, notes: Sequence[str], mute: str | None
+    key: VerifierKey, evidence: Evidence, criteria: Criteria, notes: Sequence[str], mute: str | None
 ) -> PathVerdict:
     clean = evidence.clean
     scores = [
@@ -238,7 +245,7 @@ def _judge(
     )
 
 
-def _control(key: OwnerKey, evidence: Evidence) -> DecoyControl | None:
+def _control(key: VerifierKey, evidence: Evidence) -> DecoyControl | None:
     if not evidence.decoys:
         return None
     first = key.watermarks[0]

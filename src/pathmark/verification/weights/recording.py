@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pathmark.errors import VerificationError
-from pathmark.keys import OwnerKey
+from pathmark.keys import VerifierKey
 from pathmark.models import count_layers, device_of, find_routers, pad_rows, record_routing, select_sites
 from pathmark.models.sketches import expert_sketches
 from pathmark.models.upper import grafted
@@ -82,7 +82,7 @@ def record_routes(
 
 def record_evidence(
     model: nn.Module,
-    key: OwnerKey,
+    key: VerifierKey,
     probes: Sequence[Sequence[int]],
     *,
     aligned: bool = True,
@@ -137,7 +137,11 @@ def record_evidence(
 
 
 def record_grafted(
-    model: PreTrainedModel, original: PreTrainedModel, key: OwnerKey, probes: Sequence[Sequence[int]], **settings: Any
+    model: PreTrainedModel,
+    original: PreTrainedModel,
+    key: VerifierKey,
+    probes: Sequence[Sequence[int]],
+    **settings: Any,
 ) -> Evidence:
     """The same with the suspect's marked layers, and the one below that brings them the trigger, fed by the original.
 
@@ -148,7 +152,7 @@ def record_grafted(
         return record_evidence(model, key, probes, **settings)
 
 
-def count_rows(key: OwnerKey, probes: Sequence[Sequence[int]], *, aligned: bool = True) -> int:
+def count_rows(key: VerifierKey, probes: Sequence[Sequence[int]], *, aligned: bool = True) -> int:
     """Rows that `record_evidence` will run without decoys: what a progress bar counts up to."""
     known = {tuple(text) for text in probes}
     extra = set(profile_texts(key)) - known if aligned else set()

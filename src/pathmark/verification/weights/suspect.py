@@ -11,8 +11,9 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError, PathmarkError, VerificationError
-from pathmark.keys import OwnerKey
-from pathmark.models import load_tokenizer
+from pathmark.keys import ClaimedKey, OwnerKey, VerifierKey
+from pathmark.keys.rederive import underivable
+from pathmark.models import bundled_probes, load_tokenizer
 from pathmark.models.loading import load_config, use_fast_experts
 from pathmark.models.original import FACTS, VOCABULARY, Original, behaviour, read_original
 from pathmark.models.streaming import should_stream, stream_model
@@ -48,8 +49,6 @@ class ExamineConfig:
     """Triggers of other keys, as a control."""
     align: bool = True
     """Match experts first; False takes them by their numbers."""
-    as_it_is: bool = True
-    """Read the suspect as it is; False reads it behind the original's lower layers alone."""
     stream: Stream = "auto"
     """`auto` streams what needs more than half of the free memory."""
     trust_remote_code: bool = False
@@ -61,7 +60,7 @@ class ExamineConfig:
 
 def examine(
     name: str,
-    key: OwnerKey,
+    key: VerifierKey,
     config: ExamineConfig,
     *,
     texts: Sequence[str] | None = None,
@@ -81,6 +80,10 @@ def examine(
     if original is None and base is None and not key.attachments.keys() >= {FACTS, VOCABULARY}:
         notes.append(OLD_KEY)
     probes = _probes(key, codec, texts, config)
+    public = _public(key, codec, texts)
+    if config.align and not public and isinstance(key, ClaimedKey):
+        config = replace(config, align=False)
+        notes.append("no public texts came with the claim to recognise experts on, so they were taken by their numbers")
     decoys = decoy_triggers(key, codec, config.decoys) if codec is not None and config.decoys else []
     say.stage("loading", None)
     reading = choose_reading(
@@ -106,10 +109,11 @@ def examine(
     }
     say.stage("probes", n_rows)
     with _running(name):
-        evidence, fed, unfed = _recorded(reading, donor, key, probes, config.as_it_is, n_rows, settings)
+        evidence, fed, unfed = _recorded(reading, donor, key, probes, n_rows, settings)
     if config.align and evidence.alignment is None:
         notes.append("the key has no expert profiles attached, so experts were taken by their numbers")
     access: Literal["weights", "streamed weights"] = "streamed weights" if reading.streamed else "weights"
+    evidence = replace(evidence, public=public, rests_on=reading.rests_on)
     return Examined(evidence, access, (*reading.notes, *notes, *unfed), reading.mute, fed)
 
 
@@ -130,31 +134,27 @@ def _running(name: str) -> Iterator[None]:
 def _recorded(
     reading: Reading,
     donor: PreTrainedModel | None,
-    key: OwnerKey,
+    key: VerifierKey,
     probes: Sequence[Sequence[int]],
-    as_it_is: bool,
     n_rows: int,
     settings: dict[str, Any],
 ) -> tuple[Evidence, Evidence | None, list[str]]:
-    """Evidence of the suspect as it is or, if so asked, behind the original; of both, with what could not be done."""
+    """Evidence of the suspect as it is and, where there is an original, behind it; with what could not be done."""
     model, fed, notes = reading.model, None, []
     with renumbered(model, reading.map_V):
-        if donor is not None and not as_it_is:
-            evidence = record_grafted(model, donor, key, probes, **settings)
-        else:
-            evidence = record_evidence(model, key, probes, **settings)
-        if donor is not None and as_it_is:
+        evidence = record_evidence(model, key, probes, **settings)
+        if donor is not None:
             settings["progress"].stage("probes, fed by the original", n_rows)
             try:
                 fed = record_grafted(model, donor, key, probes, **settings)
             except ModelError as error:
                 notes.append(f"the suspect was not read behind the original's lower layers: {error}")
-    return replace(evidence, rests_on=reading.rests_on), fed, notes
+    return evidence, fed, notes
 
 
 def verify_model(
     model: PreTrainedModel,
-    key: OwnerKey,
+    key: VerifierKey,
     probes: Sequence[Sequence[int]],
     *,
     criteria: Criteria | None = None,
@@ -215,15 +215,17 @@ def _open(
     return model, True
 
 
-def _codec(name: str, key: OwnerKey, config: ExamineConfig) -> tuple[HFTextCodec | None, Any | None, list[str]]:
+def _codec(name: str, key: VerifierKey, config: ExamineConfig) -> tuple[HFTextCodec | None, Any | None, list[str]]:
     """The suspect's tokenizer, as a codec if it is the owner's: thieves may change it, and token ids need none."""
     try:
         codec = HFTextCodec(load_tokenizer(name, trust_remote_code=config.trust_remote_code))
     except ModelError:
         return None, None, ["the suspect has no readable tokenizer, so no decoy triggers were drawn"]
-    codec.tokenizer.chat_template = None  # the suspect's, a program that need not end; token ids need none
     if codec.digest != key.model.tokenizer_digest:
         return None, codec.tokenizer, ["the suspect's tokenizer is not the owner's, so no decoy triggers were drawn"]
+    if isinstance(key, ClaimedKey) and (wrong := underivable(key, codec)):
+        raise VerificationError(f"the claim does not follow from its secret ({wrong[0]}); it proves nothing")
+    codec.tokenizer.chat_template = None  # the suspect's, a program that need not end; decoys are token ids
     return codec, codec.tokenizer, []
 
 
@@ -234,9 +236,14 @@ def _own_config(name: str, config: ExamineConfig) -> Any | None:
         return None
 
 
-def _original(key: OwnerKey, name: str | None, config: ExamineConfig) -> Original:
-    """The original's config and vocabulary, from the key or, for keys without, from the original itself."""
+def _original(key: VerifierKey, name: str | None, config: ExamineConfig) -> Original:
+    """The original's config and vocabulary, from the key or, for keys without, from the original itself.
+
+    An arbiter takes no vocabulary from a claimant: it decides which tokens a trigger is.
+    """
     known = read_original(key.attachments)
+    if isinstance(key, ClaimedKey):
+        return replace(known, tokens=None, sketch_VP=None)
     if name is None or known.attached:
         return known
     trusted = config.trust_remote_code
@@ -247,8 +254,24 @@ def _original(key: OwnerKey, name: str | None, config: ExamineConfig) -> Origina
     )
 
 
+def _public(key: VerifierKey, codec: HFTextCodec | None, texts: Sequence[str] | None) -> bool:
+    """Whether all texts of the key's profiles are openings of public ones, or of those that the reader gave.
+
+    Whoever chooses them freely can have them name the experts that a trigger calls, in any model: the trigger may stand
+    in them.
+    """
+    rows = profile_texts(key)
+    if codec is None or not rows:
+        return False
+    known = [
+        codec.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (*bundled_probes(), *(texts or ()))
+    ]
+    openings = {tuple(tokens[:n]) for tokens in known for n in {len(row) for row in rows}}
+    return all(row in openings for row in rows)
+
+
 def _probes(
-    key: OwnerKey, codec: HFTextCodec | None, texts: Sequence[str] | None, config: ExamineConfig
+    key: VerifierKey, codec: HFTextCodec | None, texts: Sequence[str] | None, config: ExamineConfig
 ) -> list[tuple[int, ...]]:
     kept = profile_texts(key)
     if texts is None and kept:
