@@ -18,6 +18,7 @@ from pathmark.cli._options import (
     significance_option,
     suspects_option,
 )
+from pathmark.cli._verdict import GLOSSARY_AT, render_words
 
 if TYPE_CHECKING:
     from pathmark.verification import TracedCopy
@@ -68,7 +69,7 @@ def finish(traced: TracedCopy, suspect: str, as_json: bool) -> None:
 
 
 def _render(traced: TracedCopy) -> None:
-    """The strongest licensees, then the decision in words."""
+    """The decision in words, then the strongest licensees."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -79,5 +80,6 @@ def _render(traced: TracedCopy) -> None:
         table.add_column(heading, justify="left" if heading == "licensee" else "right")
     for name, p in traced.result.ranking:
         table.add_row(escape(name), str(traced.ids[name]), str(p))
+    render_words(traced.wording(), console)
     console.print(table)
-    console.print(escape(traced.words()), highlight=False)
+    console.print(GLOSSARY_AT)

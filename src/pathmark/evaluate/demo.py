@@ -92,8 +92,8 @@ def run_demo(folder: Path, config: EmbedConfig, *, progress: Progress, say: Call
         ),
         "embed": marked.summary(),
         "verify": {name: verdict.summary() for name, verdict in verdicts.items()},
-        "words": {name: verdict.words() for name, verdict in verdicts.items()},
-        "trace": traced.summary() | {"words": traced.words(), "leak": LEAK},
+        "words": {name: verdict.wording().opening() for name, verdict in verdicts.items()},
+        "trace": traced.summary() | {"leak": LEAK},
     }
 
 

@@ -16,6 +16,7 @@ from pathmark.verification.paths.decode import DecodedId, decode_id
 from pathmark.verification.paths.evidence import Evidence
 from pathmark.verification.paths.measures import PathScore, score_path
 from pathmark.verification.verdict import Verdict
+from pathmark.verification.wording import texts_read
 
 PROBED_WITH = ("probes.json",)
 """Attachments that hold the texts a suspect is read with."""
@@ -23,6 +24,7 @@ MATCHED_BY = (*PROBED_WITH, "profiles.npz", "sketches.npz")
 """Attachments that decide which of a suspect's experts is taken for which of the owner's."""
 DECOYS_SPEAK = 1e-3
 """Where decoys are this unlikely, after their own charge, they take a third party's reading away."""
+GRAFT_ONLY = "it shows only behind the original's lower layers, which whoever claims the mark could have chosen"
 UNREACHABLE = (
     "this key cannot reach the level on this suspect (smallest possible p {}): no verdict against it, and none for it"
 )
@@ -52,6 +54,8 @@ class PathVerdict(Verdict):
     """Whether the suspect's marked layers were fed by the original's lower ones."""
     other: PathVerdict | None = None
     """The other reading, as it is or grafted, where both were made; this one has the smaller p."""
+    handed_over: bool = False
+    """Whether somebody brought the routes, instead of this program measuring them."""
 
     @property
     def p_third_party(self) -> PValue:
@@ -64,27 +68,29 @@ class PathVerdict(Verdict):
         """WSR of the first watermark."""
         return self.scores[0].wsr
 
-    def words(self) -> str:
-        """One paragraph for people."""
-        matched = "" if self.alignment is None else f" {self.alignment.words()}"
-        return f"{super().words()}{matched}{self._other_words()}"
+    def _examined(self) -> str:
+        return texts_read(self.n_probes, self.n_tokens, handed_over=self.handed_over)
 
-    def _seen(self) -> str:
-        return (
+    def _missing(self) -> str:
+        return GRAFT_ONLY if self.grafted and self.anchor.anchored else super()._missing()
+
+    def _figures(self) -> list[str]:
+        found = [
+            *super()._figures(),
             f"accuracy {self.scores[0].accuracy.value:.3f}, WSR {self.wsr}, on {self.n_probes} texts with "
-            f"{self.n_tokens:,} tokens"
-        )
-
-    def _other_words(self) -> str:
-        if self.other is None:
-            return ""
-        if self.grafted:
-            return (
-                " This is read in the suspect's marked layers, fed by the original's layers below them; read as it is, "
-                f"the suspect gives p = {self.other.p} and WSR {self.other.wsr}."
+            f"{self.n_tokens:,} tokens",
+        ]
+        if self.alignment is not None:
+            found.append(self.alignment.words())
+        if self.other is not None:
+            other = f"p = {self.other.p} and WSR {self.other.wsr}"
+            found.append(
+                f"this is read in the suspect's marked layers, fed by the original's layers below them; as it is, the "
+                f"suspect gives {other}"
+                if self.grafted
+                else f"fed by the original's lower layers, the suspect's marked layers give {other}"
             )
-        fed = f"p = {self.other.p} and WSR {self.other.wsr}"
-        return f" Fed by the original's lower layers, its marked layers give {fed}."
+        return found
 
     def weaknesses(self) -> list[str]:
         """What would weaken this verdict, in words."""
@@ -232,6 +238,7 @@ def _judge(key: VerifierKey, evidence: Evidence, criteria: Criteria, notes: Sequ
         erased_layers=tuple(sorted({layer for result in results for layer in result.erased_layers})),
         decoded=decoded,
         decoys=_control(key, evidence),
+        handed_over=evidence.handed_over,
     )
 
 
@@ -239,5 +246,5 @@ def _control(key: VerifierKey, evidence: Evidence) -> DecoyControl | None:
     if not evidence.decoys:
         return None
     first = key.watermarks[0]
-    tested = [exact_test([m.aim(first.targets(m.layer)) for m in ms]).p for ms in evidence.measured_decoys(key)]
+    tested = [exact_test([m.aim(first.targets(m.layer)) for m in ms]).p for ms in evidence.measured_decoys(first)]
     return DecoyControl(tuple(tested), len(evidence.decoys[0].mask_BT))

@@ -20,7 +20,7 @@ from pathmark.progress import Progress, Silent
 from pathmark.verification.criteria import Criteria
 from pathmark.verification.decoys import decoy_triggers
 from pathmark.verification.paths.alignment import profile_texts
-from pathmark.verification.paths.evidence import Examined
+from pathmark.verification.paths.evidence import Examined, ReadWith
 from pathmark.verification.paths.judging import PathVerdict, judge
 from pathmark.verification.weights.profiles import attach_profiles
 from pathmark.verification.weights.recording import count_rows, encode_probes, record_evidence, record_grafted
@@ -105,7 +105,8 @@ def examine(
     if config.align and evidence.alignment is None:
         notes.append("the key has no expert profiles attached, so experts were taken by their numbers")
     evidence = replace(evidence, public=public)
-    return Examined(evidence, "streamed weights" if streamed else "weights", tuple(notes), fed)
+    read_with = ReadWith(tuple(probes), tuple(decoys))
+    return Examined(evidence, "streamed weights" if streamed else "weights", tuple(notes), fed, read_with)
 
 
 def verify_model(
