@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathmark.front_door.attack import AttackConfig as AttackConfig
     from pathmark.front_door.attack import AttackResult as AttackResult
     from pathmark.front_door.attack import attack as attack
+    from pathmark.front_door.bundle import EvidenceConfig as EvidenceConfig
     from pathmark.front_door.commit import Committed as Committed
     from pathmark.front_door.commit import commit as commit
     from pathmark.front_door.embed import Embedded as Embedded
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from pathmark.front_door.embed_all import Copies as Copies
     from pathmark.front_door.embed_all import embed_all as embed_all
     from pathmark.front_door.embed_plan import EmbedPlan as EmbedPlan
+    from pathmark.front_door.evidence import EvidenceCheck as EvidenceCheck
+    from pathmark.front_door.evidence import Replay as Replay
+    from pathmark.front_door.evidence import check_evidence as check_evidence
+    from pathmark.front_door.evidence import replay_evidence as replay_evidence
     from pathmark.front_door.inspection import InspectConfig as InspectConfig
     from pathmark.front_door.inspection import Inspection as Inspection
     from pathmark.front_door.inspection import inspect_model as inspect_model
@@ -81,6 +86,8 @@ _HOMES = {
     "front_door.embed": "Embedded embed",
     "front_door.embed_all": "Copies embed_all",
     "front_door.embed_plan": "EmbedPlan",
+    "front_door.bundle": "EvidenceConfig",
+    "front_door.evidence": "EvidenceCheck Replay check_evidence replay_evidence",
     "front_door.inspection": "InspectConfig Inspection inspect_model",
     "front_door.make_key": "MadeKey make_key",
     "front_door.report": "Report report",

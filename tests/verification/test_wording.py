@@ -16,7 +16,7 @@ from pathmark.models import load_model
 from pathmark.stats import Family, PValue, TraceResult
 from pathmark.verification import Anchor, TracedCopy, judge, profile_texts, record_evidence
 from pathmark.verification.paths.judging import PathVerdict
-from pathmark.verification.wording import GLOSSARY, Wording, odds
+from pathmark.verification.wording import GLOSSARY, Wording
 
 GLOSSARY_PAGE = Path(__file__).parent.parent.parent / "docs" / "glossary.md"
 NEWSPAPER = 50
@@ -57,14 +57,14 @@ def traced(decision, rival=None):
     ],
 )
 def test_odds(log10, said):
-    assert odds(PValue(log10)) == said
+    assert PValue(log10).odds == said
 
 
 def test_odds_never_promise_more_than_p():
     names = {"million": 1e6, "billion": 1e9, "trillion": 1e12, "quadrillion": 1e15}
     for step in range(31, 1790):
         p = PValue(-step / 100)
-        count, _, name = odds(p).removeprefix("1 in ").partition(" ")
+        count, _, name = p.odds.removeprefix("1 in ").partition(" ")
         promised = float(count.replace(",", "")) * names.get(name, 1)
         assert promised * p.value <= 1 + 1e-6
         assert promised * p.value > 0.9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -174,6 +175,50 @@ log_options = together(
         "--obtained", callback=_asked, help="How the suspect was obtained, for the log. It is asked for in a terminal."
     ),
 )  # fmt: skip
+
+
+def _new_bundle(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and os.path.lexists(value):
+        raise VerificationError(f"{value} already exists; choose another --evidence, nothing is overwritten")
+    return value
+
+
+evidence_options = together(
+    click.option(
+        "--evidence", type=PATH, callback=_new_bundle,
+        help="Also write a signed evidence bundle for others: a new folder, or a zip if the name ends so.",
+    ),
+    click.option(
+        "--reveal", type=click.IntRange(0), multiple=True, default=(0,), show_default=True,
+        help="With --evidence: which watermark the bundle opens (repeatable). Others stay secret.",
+    ),
+    click.option("--reveal-nothing", is_flag=True, help="With --evidence: open no watermark; nobody can replay it."),
+    click.option("--custody", type=PATH, help="With --evidence: a TOML file that says who had the suspect since when."),
+    click.option("--zip", "zipped", is_flag=True, help="With --evidence: write one zip."),
+)  # fmt: skip
+"""A bundle for somebody without the key."""
+
+
+commitment_for_evidence = click.option(
+    "--commitment", type=PATH, help="With --evidence: the published commitment of the key."
+)
+
+
+def write_evidence(found: Any, options: dict[str, Any]) -> None:
+    """After the verdict was shown: write the bundle that was asked for and say what it gives away."""
+    if options.get("evidence") is None:
+        return
+    from pathmark.front_door.bundle import EvidenceConfig
+
+    reveal = () if options["reveal_nothing"] else tuple(options["reveal"])
+    config = EvidenceConfig(
+        reveal=reveal, custody=options["custody"], obtained=options.get("obtained") or "not stated",
+        command=("pathmark", *sys.argv[1:]), zip=options["zipped"],
+    )  # fmt: skip
+    place = found.write_evidence(options["evidence"], config)
+    opened = ", ".join(map(str, reveal))
+    told = f"it opens watermark {opened}: hand it only to those who judge" if reveal else "it opens no watermark"
+    click.echo(f"Evidence in {place}; {told}.", err=True)
 
 
 class Group(click.Group):

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pathmark.cli._keys import echo_json
+from pathmark.cli._options import write_evidence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +24,7 @@ def finish(found: Verification, options: dict[str, Any], as_json: bool) -> None:
         _render(found)
     if options.get("log_folder") is not None:  # after the verdict was shown: it must not be lost with a full disk
         found.write_log(options["log_folder"], obtained=options["obtained"])
+    write_evidence(found, options)
     sys.exit(found.exit_code)
 
 

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify-routes": ("pathmark.cli.verify_routes", "Test whether a key's mark is in routes that an engine recorded."),
     "trace": ("pathmark.cli.trace", "Name the licensee whose copy a suspect comes from."),
     "trace-routes": ("pathmark.cli.trace_routes", "Name the licensee whose copy an engine ran, from recorded routes."),
+    "evidence": ("pathmark.cli.evidence", "Check evidence that somebody hands you, and measure it again."),
     "probes": ("pathmark.cli.probes", "Write the texts to send to a model that somebody else runs."),
     "commit": ("pathmark.cli.commit", "Publish what a key claims, bind it to a release, check either."),
     "issue": ("pathmark.cli.issue", "Allot an id to a licensee."),

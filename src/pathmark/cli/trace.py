@@ -10,6 +10,8 @@ import click
 
 from pathmark.cli._keys import echo_json, passphrase
 from pathmark.cli._options import (
+    commitment_for_evidence,
+    evidence_options,
     json_option,
     key_option,
     look_options,
@@ -17,11 +19,12 @@ from pathmark.cli._options import (
     registry_option,
     significance_option,
     suspects_option,
+    write_evidence,
 )
 from pathmark.cli._verdict import GLOSSARY_AT, render_words
 
 if TYPE_CHECKING:
-    from pathmark.verification import TracedCopy
+    from pathmark.front_door.trace import Traced
 
 EXAMPLES = """\b
 Examples:
@@ -39,6 +42,8 @@ Examples:
 @look_options
 @significance_option
 @suspects_option
+@commitment_for_evidence
+@evidence_options
 @json_option
 def command(suspect: str, key_file: Path, registry: Path, as_json: bool, **options: Any) -> None:
     """Name the licensee whose copy a suspect comes from, from its weights.
@@ -52,23 +57,24 @@ def command(suspect: str, key_file: Path, registry: Path, as_json: bool, **optio
     from pathmark.cli.verify import examine_config
     from pathmark.front_door.trace import TraceConfig, trace
 
-    names = ("original", "base", "texts", "significance", "suspects")
+    names = ("original", "base", "texts", "significance", "suspects", "commitment")
     config = TraceConfig(examine=examine_config(options), **{name: options[name] for name in names})
     with Bar(quiet=as_json) as bar:
         traced = trace(suspect, key_file, registry, config, passphrase=passphrase(), progress=bar)
-    finish(traced, suspect, as_json)
+    finish(traced, suspect, options, as_json)
 
 
-def finish(traced: TracedCopy, suspect: str, as_json: bool) -> None:
+def finish(traced: Traced, suspect: str, options: dict[str, Any], as_json: bool) -> None:
     """Show who was named, exit accordingly."""
     if as_json:
         echo_json({"suspect": suspect, **traced.summary()})
     else:
         _render(traced)
+    write_evidence(traced, options)
     sys.exit({"licensee": 0, "several": 0, "none": 1, "ambiguous": 2, "lead": 2}[traced.decision])
 
 
-def _render(traced: TracedCopy) -> None:
+def _render(traced: Traced) -> None:
     """The decision in words, then the strongest licensees."""
     from rich.console import Console
     from rich.markup import escape

@@ -10,6 +10,7 @@ import click
 from pathmark.cli._keys import passphrase
 from pathmark.cli._options import (
     PATH,
+    evidence_options,
     json_option,
     judge_options,
     judged_by,
@@ -53,6 +54,7 @@ Examples:
 @no_align_option
 @judge_options()
 @log_options
+@evidence_options
 @json_option
 def command(suspect: str, key_file: Path | None, claim: Path | None, as_json: bool, **options: Any) -> None:
     """Test whether a key's mark is in a model, from its weights.

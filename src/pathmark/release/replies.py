@@ -11,11 +11,12 @@ from torch import nn
 
 from pathmark.embedding import NEAR_MISSES, near_miss
 from pathmark.keys import OwnerKey, trigger_refs
+from pathmark.keys.replyrule import read_reply
 from pathmark.models.tokenization import ordinary_tokens
 from pathmark.stats import Rate
 from pathmark.verification.blackbox.asking import AskConfig, verify_api
 from pathmark.verification.blackbox.local import LocalBackend
-from pathmark.verification.blackbox.replies import Failure, Reply, read_reply
+from pathmark.verification.blackbox.replies import Failure, Reply
 from pathmark.verification.blackbox.trials import ORDINARY_PROMPTS, SYSTEM_PROMPTS, Endpoint, Query
 
 TEXT_TOKENS = 16

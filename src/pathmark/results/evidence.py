@@ -23,6 +23,8 @@ VERDICT, RUN, SUSPECT, MEASURED = "verdict.json", "run.json", "suspect.json", "m
 COMMITMENT, ROOTS, TRANSCRIPT = "commitment.json", "timestamp-roots.pem", "transcript.jsonl"
 STATEMENT, WORDS, REVEALED = "statement.dsse.json", "VERDICT.md", "REVEALED.md"
 ATTACHMENTS: Final = "attachments/"
+PREDICATE: Final = "https://pathmark/evidence/v1"
+"""Type of the signed statement."""
 Reading = Literal["as it is", "behind the original"]
 
 
@@ -208,7 +210,7 @@ class EvidenceBundle:
     @property
     def verdict(self) -> Mapping[str, Any]:
         """What `--json` printed: of `verify`, `verify-api` and `verify-routes`, or of `trace`."""
-        return self._json(VERDICT)
+        return self.document(VERDICT)
 
     @property
     def words(self) -> str:
@@ -238,7 +240,7 @@ class EvidenceBundle:
 
     def claim(self, watermark: int) -> Mapping[str, Any]:
         """The opening of a watermark against the commitment."""
-        return self._json(claim_name(watermark))
+        return self.document(claim_name(watermark))
 
     def barcode(self, watermark: int, kind: Literal["expected", "recovered"]) -> str | None:
         """An SVG; None where a layer did not speak, so that there is no whole path to draw."""
@@ -250,7 +252,8 @@ class EvidenceBundle:
             raise ResultError(f"{name} is missing; expected an evidence bundle written with --evidence")
         return self.files[name]
 
-    def _json(self, name: str) -> Mapping[str, Any]:
+    def document(self, name: str) -> Mapping[str, Any]:
+        """The JSON object in a file."""
         return self._parsed(self._bytes(name), name)
 
     def _parsed(self, data: bytes, name: str) -> Mapping[str, Any]:
@@ -264,7 +267,7 @@ class EvidenceBundle:
 
     def _typed(self, kind: type[T], name: str) -> T:
         try:
-            return from_json(kind, self._json(name))
+            return from_json(kind, self.document(name))
         except ResultError as error:
             raise ResultError(f"{name} is damaged: {error}") from error
 

@@ -18,7 +18,6 @@ from pathmark.verification.wording import (
     Wording,
     chance,
     not_reached,
-    odds,
     owner_only,
     reliance,
 )
@@ -94,7 +93,7 @@ class Verdict(ABC):
         others = third is not None and third.value <= self.criteria.significance
         reason = self._missing()
         if others and third is not None:
-            reason = anchor.reason if anchor.anchored else STILL_SMALL.format(odds(third))
+            reason = anchor.reason if anchor.anchored else STILL_SMALL.format(third.odds)
         return reliance(reason, others=others, private=anchor.private)
 
     def _missing(self) -> str:

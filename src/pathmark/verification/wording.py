@@ -15,7 +15,6 @@ FOUND, NOT_FOUND, UNDECIDED = "Found.", "Not found.", "Undecided."
 WEAKENERS, FIGURES, TERMS = "What would weaken this", "Figures", "Terms"
 _MISSING: Final = {"no commitment was given": "the key has no dated commitment"}
 """Reasons of an anchor in everyday words, where they have others."""
-_SCALES: Final = ((15, "quadrillion"), (12, "trillion"), (9, "billion"), (6, "million"))
 
 GLOSSARY: Final = {
     "suspect": "a model that is examined",
@@ -67,41 +66,20 @@ class Wording:
         return "\n\n".join(parts) + "\n"
 
 
-def odds(p: PValue) -> str:
-    """A chance as `1 in so many`; never smaller than it is."""
-    if p.log10 > -0.3:
-        return "more than 1 in 2"
-    if p.log10 <= -18:
-        return f"1 in a number of {int(-p.log10) + 1} digits"
-    count = 10**-p.log10 * (1 + 1e-9)  # 1e-6 is a million, whatever its logarithm was rounded to
-    for exponent, name in _SCALES:
-        if count >= 10**exponent:
-            return f"1 in {_two_digits(count / 10**exponent)} {name}"
-    return f"1 in {_two_digits(count)}"
-
-
-def _two_digits(count: float) -> str:
-    """Rounded down to two digits."""
-    if count < 10:
-        return f"{int(count * 10) / 10:g}"
-    step = 10 ** (len(str(int(count))) - 2)
-    return f"{int(count / step) * step:,}"
-
-
 def chance(p: PValue | None, *, found: bool) -> str:
     """How likely it is that this is nothing."""
     if p is None:
         return "Trigger or mark is free text, so nobody can say how likely this is by chance."
     if found:
-        return f"The chance of this is {odds(p)} if the owner's secret had nothing to do with this model."
-    return f"What was seen is no surprise: its chance is {odds(p)} if the owner's secret had nothing to do with it."
+        return f"The chance of this is {p.odds} if the owner's secret had nothing to do with this model."
+    return f"What was seen is no surprise: its chance is {p.odds} if the owner's secret had nothing to do with it."
 
 
 def not_reached(p: PValue | None) -> str:
     """The chance where nobody can decide."""
     if p is None:
         return chance(p, found=False)
-    return f"What was seen has a chance of {odds(p)} if the owner's secret had nothing to do with this model."
+    return f"What was seen has a chance of {p.odds} if the owner's secret had nothing to do with this model."
 
 
 def reliance(reason: str, *, others: bool, private: bool) -> str:
@@ -125,7 +103,7 @@ STILL_SMALL = "even charged for every secret that could have been tried, the cha
 def owner_only(p: PValue, reason: str) -> str:
     """Found by the owner, where a third party decides."""
     return (
-        f"The owner sees the mark, with a chance of {odds(p)}. Nobody else has to believe it: "
+        f"The owner sees the mark, with a chance of {p.odds}. Nobody else has to believe it: "
         f"{_MISSING.get(reason, reason)}."
     )
 
@@ -158,7 +136,7 @@ def copy_of(licensee: str, p: PValue) -> str:
 
 def nobodys_copy(best: str, p: PValue) -> str:
     """No licensee is named."""
-    return f"No licensee's mark shows in this model. The nearest is that of {best}, with a chance of {odds(p)}."
+    return f"No licensee's mark shows in this model. The nearest is that of {best}, with a chance of {p.odds}."
 
 
 def rivals(best: str, rival: str) -> str:

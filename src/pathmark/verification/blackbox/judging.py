@@ -14,9 +14,10 @@ from typing import Any
 
 from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey, TriggerRef
+from pathmark.keys.replyrule import max_starts
 from pathmark.stats import MarkTrial, PValue, Rate, binomial_p, bonferroni, marks_p
 from pathmark.verification.blackbox.exchangelog import Exchange
-from pathmark.verification.blackbox.replies import Failure, max_starts
+from pathmark.verification.blackbox.replies import Failure
 from pathmark.verification.blackbox.trials import Endpoint, Query
 from pathmark.verification.criteria import Criteria
 from pathmark.verification.verdict import Verdict

@@ -57,21 +57,21 @@ def examine(
     texts: Sequence[str] | None = None,
     base: str | None = None,
     original: str | None = None,
+    again: ReadWith | None = None,
     progress: Progress | None = None,
 ) -> Examined:
     """Open a model folder, a hub id or an adapter (on `base`), and record everything that a verdict needs.
 
     `texts` replace the probes kept in the key. With the unmarked `original` the suspect is also read behind its lower
     layers (`record_grafted`); where their builds differ, a note says so.
+    `again` gives exactly these texts and decoys to read once more.
     """
     say = progress or Silent()
-    codec, notes = _codec(name if base is None else base, key, config)
-    probes = _probes(key, codec, texts, config)
-    public = _public(key, codec, texts)
-    if config.align and not public and isinstance(key, ClaimedKey):
+    read_with, public, notes = _read_with(name if base is None else base, key, config, texts, again)
+    probes, decoys = list(read_with.probes), list(read_with.decoys)
+    if config.align and not public and again is None and isinstance(key, ClaimedKey):
         config = replace(config, align=False)
         notes.append("no public texts came with the claim to recognise experts on, so they were taken by their numbers")
-    decoys = decoy_triggers(key, codec, config.decoys) if codec is not None and config.decoys else []
     say.stage("loading", None)
     model, streamed = _open(name, base, config, say, copies=1 if original is None else 2)
     donor = None
@@ -105,7 +105,6 @@ def examine(
     if config.align and evidence.alignment is None:
         notes.append("the key has no expert profiles attached, so experts were taken by their numbers")
     evidence = replace(evidence, public=public)
-    read_with = ReadWith(tuple(probes), tuple(decoys))
     return Examined(evidence, "streamed weights" if streamed else "weights", tuple(notes), fed, read_with)
 
 
@@ -166,6 +165,18 @@ def _open(
         progress=lambda done, total: say.advance(0, f"layer {done}/{total}"),
     )
     return model, True
+
+
+def _read_with(
+    name: str, key: VerifierKey, config: ExamineConfig, texts: Sequence[str] | None, again: ReadWith | None
+) -> tuple[ReadWith, bool, list[str]]:
+    """Probe texts and decoys, whether the profiles rest on public texts, and what could not be had."""
+    if again is not None:
+        return again, False, []
+    codec, notes = _codec(name, key, config)
+    probes = _probes(key, codec, texts, config)
+    decoys = decoy_triggers(key, codec, config.decoys) if codec is not None and config.decoys else []
+    return ReadWith(tuple(probes), tuple(decoys)), _public(key, codec, texts), notes
 
 
 def _codec(name: str, key: VerifierKey, config: ExamineConfig) -> tuple[HFTextCodec | None, list[str]]:
