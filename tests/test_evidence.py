@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
 import os
@@ -15,18 +14,15 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-import fake_api
 import pytest
-from click.testing import CliRunner
 from embed_helpers import key_for
+from evidence_helpers import QUICK, run, secrets_of
 from verify_helpers import PASSPHRASE
 
 import pathmark
-from pathmark.cli.main import cli
-from pathmark.errors import PathmarkError, ResultError, VerificationError
-from pathmark.keys import Registry, commit_key, save_key, write_commitment
-from pathmark.keys.attestation import attest, read_attestation
-from pathmark.keys.modelroot import model_files, model_root, serialization, signature_statement
+from pathmark.errors import ResultError, VerificationError
+from pathmark.keys import commit_key
+from pathmark.keys.attestation import attest
 from pathmark.models import load_model, load_tokenizer
 from pathmark.models.checkpoint import write_model
 from pathmark.reporting.barcode import read_barcode
@@ -34,8 +30,6 @@ from pathmark.results.bundlefile import read_bundle, write_bundle, zip_bytes
 from pathmark.results.evidence import PREDICATE, EvidenceBundle
 from pathmark.results.evidence_check import check_bundle, listed
 from pathmark.verification import attach_profiles, profile_texts
-
-QUICK = pathmark.ExamineConfig(n_probes=6, decoys=2)
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +48,6 @@ def double(case):
     """A key of two watermarks that nobody embedded, one in front of the other."""
     key = replace(key_for(case.base, watermarks=2, triggers=2, seed=5), owner="Example Lab")
     return attach_profiles(key, load_model(case.base), profile_texts(case.key))
-
-
-def run(*arguments):
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit | PathmarkError):
-        raise result.exception
-    return result
 
 
 def test_a_bundle_holds_everything_and_checks(bundle, found, case):
@@ -224,17 +211,6 @@ def test_a_replay_gives_the_same_figures(bundle, case, monkeypatch):
     assert other.output.count("Other figures came out.\nThe files are not those that the bundle is about") == 1
 
 
-def secrets_of(key, watermark):
-    """What must not be read by anybody: in every form in which it could leak."""
-    mark = key.watermarks[watermark]
-    found = [mark.subkey.reveal(), mark.subkey.reveal().hex().encode(), base64.b64encode(mark.subkey.reveal())]
-    for trigger in mark.triggers:
-        for phrase in (trigger.phrase, trigger.mark):
-            tokens = list(phrase.tokens)
-            found += [phrase.text.strip().encode(), json.dumps(tokens).encode(), json.dumps(tokens)[1:-1].encode()]
-    return found
-
-
 def test_nothing_is_in_it_that_was_not_meant_to_be(case, double, tmp_path):
     """The second of two watermarks is opened, the first stays secret; and the other way round."""
     found = pathmark.verify(case.base, double, pathmark.VerifyConfig(examine=QUICK))
@@ -274,88 +250,6 @@ def test_nothing_opened_is_said(found, tmp_path, case):
         pathmark.replay_evidence(path, case.marked)
 
 
-def test_command_line_of_verify(case, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATHMARK_PASSPHRASE", PASSPHRASE)
-    monkeypatch.setattr(sys, "argv", ["pathmark", "verify", "x", "--evidence", "y"])
-    write_commitment(commit_key(case.key), tmp_path / "owner.commitment.json")
-    custody = tmp_path / "custody.toml"
-    root = run("evidence", "root", case.marked).output.strip()
-    custody.write_text(f'[[step]]\nwho = "A. Bailiff"\nwhen = "2026-11-02"\nhow = "seized"\nroot = "{root}"\n')
-    words = ("verify", case.marked, "--key", case.key_file, "--n-texts", 6, "--decoys", 1)
-    given = ("--commitment", tmp_path / "owner.commitment.json", "--custody", custody)
-    result = run(*words, *given, "--evidence", tmp_path / "case.zip")
-    assert result.exit_code == 0, result.output
-    assert "it opens watermark 0: hand it only to those who judge" in result.output
-    read = EvidenceBundle.load(tmp_path / "case.zip")
-    assert read.run.command == ("pathmark", "verify", "x", "--evidence", "y")
-    assert read.suspect.custody[0].who == "A. Bailiff"
-    checked = run("evidence", "check", tmp_path / "case.zip", "--commitment", tmp_path / "owner.commitment.json")
-    assert checked.exit_code == 0, checked.output
-    refused = run(*words, "--evidence", tmp_path / "case.zip")
-    assert "already exists" in str(refused.exception)
-    custody.write_text(custody.read_text().replace(root, "0" * 64))
-    other = run(*words, "--custody", custody, "--evidence", tmp_path / "other")
-    assert "\nFound.\n" in other.output  # the verdict is shown whatever comes of the bundle
-    assert "examine what was received" in str(other.exception)
-    assert not (tmp_path / "other").exists()
-    assert run("evidence", "check", tmp_path / "nowhere").exception is not None
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("x = ", "is no TOML"), ("x = 1", "has no steps"), ("[[step]]\nwho = 'x'", "other fields"), (None, "cannot read")],
-)
-def test_custody_files_are_checked(found, tmp_path, text, said):
-    if text is not None:
-        (tmp_path / "custody.toml").write_text(text)
-    with pytest.raises(VerificationError, match=said):
-        found.write_evidence(tmp_path / "case", pathmark.EvidenceConfig(custody=tmp_path / "custody.toml"))
-
-
-def test_evidence_of_replies(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATHMARK_PASSPHRASE", PASSPHRASE)
-    key = key_for("bundled:tiny", triggers=4, watermarks=2)
-    save_key(key, tmp_path / "owner.key", PASSPHRASE)
-    common = ("--key", tmp_path / "owner.key", "--trials", 8, "--max-tokens", 16)
-    with fake_api.FakeApi(fake_api.marked(key)) as api:
-        words = ("verify-api", api.url, "--model", "suspect", *common, "--evidence", tmp_path / "case")
-        assert run(*words).exit_code == 0
-    checked = pathmark.check_evidence(tmp_path / "case")
-    assert checked.holds, checked.words()
-    assert checked.bundle.suspect.kind == "replies"
-    (again,) = checked.found.recomputed
-    assert again.p.value < 1e-3
-    everything = b"".join(read_bundle(tmp_path / "case").values())
-    assert not [secret for secret in secrets_of(key, 1) if secret in everything]
-    assert [secret for secret in secrets_of(key, 0) if secret in everything]
-    with pytest.raises(VerificationError, match="only a reading of weights"):
-        pathmark.replay_evidence(tmp_path / "case", "bundled:tiny")
-
-
-def test_the_verdict_on_replies_is_computed_again(tmp_path):
-    key = key_for("bundled:tiny", triggers=4)
-    with fake_api.FakeApi(fake_api.marked(key)) as api:
-        config = pathmark.ApiConfig(model="suspect", trials=8, max_tokens=16, keep=True)
-        found = pathmark.verify_api(api.url, key, config)
-    path = found.write_evidence(tmp_path / "case")
-    (again,) = pathmark.check_evidence(path).found.recomputed
-    assert again.p.log10 == pytest.approx(found.p.log10)
-
-
-def test_evidence_of_a_trace(case, tmp_path):
-    book = Registry(tmp_path / "licensees.db")
-    book.issue(case.key, "Ada Ltd")
-    config = pathmark.TraceConfig(examine=QUICK, significance=1e-3)
-    traced = pathmark.trace(case.marked, case.key, book, config)
-    assert traced.decision == "licensee"
-    path = traced.write_evidence(tmp_path / "case")
-    checked = pathmark.check_evidence(path)
-    assert checked.holds, checked.words()
-    assert checked.bundle.measured.watermarks[0].id == traced.ids[traced.result.best]
-    assert checked.bundle.words.startswith("# Found.\n\nThis is the copy of")
-    assert pathmark.replay_evidence(path, case.marked).same
-
-
 def test_an_existing_folder_is_kept(bundle, found, tmp_path):
     (tmp_path / "case").mkdir()
     with pytest.raises(ResultError, match="already exists"):
@@ -366,69 +260,6 @@ def test_an_existing_folder_is_kept(bundle, found, tmp_path):
     (tmp_path / "link" / "a").symlink_to("/etc/hostname")
     with pytest.raises(ResultError, match="plain files only"):
         read_bundle(tmp_path / "link")
-
-
-def test_an_independent_reader_accepts_the_envelope(bundle, case):
-    from securesystemslib.dsse import Envelope
-    from securesystemslib.signer import SSlibKey
-
-    data = (bundle / "statement.dsse.json").read_bytes()
-    signer = SSlibKey(case.key.fingerprint, "ed25519", "ed25519", {"public": case.key.public_key.hex()})
-    envelope = Envelope.from_dict(json.loads(data))
-    assert envelope.payload_type == "application/vnd.in-toto+json"
-    assert envelope.verify([signer], 1).keys() == {case.key.fingerprint}
-    statement = json.loads(envelope.payload)
-    assert statement["_type"] == "https://in-toto.io/Statement/v1"
-    assert statement["subject"][0]["digest"]["sha256"] == read_attestation(data, PREDICATE).sha256
-
-
-def nested_model(folder):
-    """Names that sort otherwise as texts than as paths, and what version control adds."""
-    for name in ("config.json", "a-b/x", "a/x", "a/b/y", "a.json", ".gitattributes", ".git/HEAD"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name)
-    return folder
-
-
-def test_the_root_is_that_of_model_signing(case, tmp_path):
-    import model_signing.hashing
-    from model_signing._signing.signing import Payload
-
-    for folder in (case.marked, nested_model(tmp_path / "nested")):
-        theirs = Payload(model_signing.hashing.hash(folder)).statement.pb
-        assert model_root(model_files(folder)) == theirs.subject[0].digest["sha256"]
-
-
-def test_model_signing_verifies_our_root(tmp_path):
-    """Our list of files and its root, under somebody's signature in that format: `model_signing` accepts the folder."""
-    import model_signing
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    from pathmark.keys.attestation import PAYLOAD, pae
-
-    folder = nested_model(tmp_path / "model")
-    payload = json.dumps(signature_statement("model", model_files(folder), serialization(folder))).encode()
-    signer = ec.generate_private_key(ec.SECP256R1())
-    public = signer.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    signature = base64.b64encode(signer.sign(pae(PAYLOAD, payload), ec.ECDSA(hashes.SHA256()))).decode()
-    signed = {
-        "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
-        "verificationMaterial": {"publicKey": {"hint": hashlib.sha256(public).hexdigest()}, "tlogEntries": []},
-        "dsseEnvelope": {
-            "payload": base64.b64encode(payload).decode(),
-            "payloadType": PAYLOAD,
-            "signatures": [{"sig": signature, "keyid": ""}],
-        },
-    }
-    (tmp_path / "key.pub").write_bytes(public)
-    (tmp_path / "model.sig").write_text(json.dumps(signed))
-    config = model_signing.verifying.Config().use_elliptic_key_verifier(public_key=tmp_path / "key.pub")
-    config.verify(folder, tmp_path / "model.sig")
-    (folder / "a.json").write_text("changed")
-    with pytest.raises(ValueError, match="mismatch"):
-        config.verify(folder, tmp_path / "model.sig")
 
 
 def test_bundles_are_written_whole_or_not(tmp_path, monkeypatch):

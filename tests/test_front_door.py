@@ -169,7 +169,7 @@ def test_report_of_a_verdict_and_what_it_refuses(case, tmp_path):
     page = pathmark.report(found.summary(), tmp_path / "verdict.html")
     assert told(page)["kind"] == "verification"
     text = page.output.read_text()
-    assert "Found. The chance of this is 1 in" in text
+    assert "Found. The owner's mark shows in this model. The chance of that is 1 in" in text
     assert "What would weaken this" in text
     assert "<script" not in text
     (tmp_path / "list.json").write_text("[1]")

@@ -31,7 +31,7 @@ def test_an_honest_marked_api_is_found():
     # three marks of 65.8 bits in replies of 64 tokens, one distinct reply each: (64 * 6 * 2)^3 / 2^197.5
     assert seen.p.log10 == pytest.approx(3 * (2.885 - 65.837 * 0.30103), abs=0.01)
     assert seen.p == seen.p_floor
-    assert seen.words().startswith("Found.\nThe chance of this is 1 in ")
+    assert seen.words().startswith("Found.\nThe owner's mark shows in this model. The chance of that is 1 in ")
 
 
 def test_an_honest_unmarked_api_is_not():

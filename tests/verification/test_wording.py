@@ -75,7 +75,7 @@ def test_the_first_screen_is_for_everybody(found):
     assert said.headline == "Found."
     chance, relies, examined = said.sentences
     assert re.fullmatch(
-        r"The chance of this is 1 in [\d.,]+ \w+ if the owner's secret had nothing to do with this model\.", chance
+        r".* The chance of that is 1 in [\d.,]+ \w+ if the owner's secret had nothing to do with this model\.", chance
     )
     assert relies.endswith("A court may not rely on it yet: the key has no dated commitment.")
     assert "4 texts, 128 words and word parts" in examined
@@ -115,7 +115,7 @@ def test_free_text_has_no_chance(found):
 @pytest.mark.parametrize(
     ("decision", "rival", "headline", "sentence"),
     [
-        ("licensee", "Beta & Co", "Found.", "This is the copy of Alpha Ltd (id 7). The chance of this is 1 in 1.5"),
+        ("licensee", "Beta & Co", "Found.", "This is the copy of Alpha Ltd (id 7). The chance of that is 1 in 1.5"),
         ("several", "Beta & Co", "Found.", "Parts of more than one copy are in this model. The strongest is that of"),
         ("none", None, "Not found.", "No licensee's mark shows in this model. The nearest is that of Alpha Ltd (id 7)"),
         ("lead", None, "Undecided.", "it looks like the copy of Alpha Ltd (id 7). That is a lead and names nobody"),
@@ -159,6 +159,6 @@ def test_terms_are_those_of_the_glossary(found):
     rows = dict(re.findall(r"^\| \*\*(.+?)\*\* \| (.+?) \|$", GLOSSARY_PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert {term: rows.get(term) for term in GLOSSARY} == GLOSSARY
     page = found.wording().markdown()
-    assert page.startswith("# Found.\n\nThe chance of this is ")
+    assert page.startswith("# Found.\n\nThe owner's mark shows in this model. ")
     assert "- **trigger**: secret text in front of an input" in page
     assert page.index("## What would weaken this") < page.index("## Figures") < page.index("## Terms")

@@ -183,6 +183,15 @@ def _new_bundle(context: click.Context, option: click.Parameter, value: Path | N
     return value
 
 
+def _custody(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
+    """Read before the work, so that a mistake in it costs nothing."""
+    if value is not None:
+        from pathmark.front_door.custody import read_custody
+
+        read_custody(value)
+    return value
+
+
 evidence_options = together(
     click.option(
         "--evidence", type=PATH, callback=_new_bundle,
@@ -193,7 +202,10 @@ evidence_options = together(
         help="With --evidence: which watermark the bundle opens (repeatable). Others stay secret.",
     ),
     click.option("--reveal-nothing", is_flag=True, help="With --evidence: open no watermark; nobody can replay it."),
-    click.option("--custody", type=PATH, help="With --evidence: a TOML file that says who had the suspect since when."),
+    click.option(
+        "--custody", type=PATH, callback=_custody,
+        help="With --evidence: a TOML file that says who had the suspect since when.",
+    ),
     click.option("--zip", "zipped", is_flag=True, help="With --evidence: write one zip."),
 )  # fmt: skip
 """A bundle for somebody without the key."""

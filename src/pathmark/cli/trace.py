@@ -30,6 +30,7 @@ EXAMPLES = """\b
 Examples:
   pathmark trace ./leaked --key master.key --registry licensees.db
   pathmark trace ./leaked --key master.key --registry licensees.db --suspects 3 --json
+  pathmark trace ./leaked --key master.key --registry licensees.db --evidence case-18.zip
   pathmark trace ./pruned-leak --key master.key --registry licensees.db --original ./our-unmarked-original
 """
 

@@ -250,31 +250,33 @@ gives away.
 def _revealed(key: OwnerKey, reveal: tuple[int, ...], files: Mapping[str, bytes]) -> str:
     """What a reader of the bundle learns, and what not."""
     opened = sorted(set(reveal))
-    kept = [w.index for w in key.watermarks if w.index not in opened]
-    lines = ["# What this bundle gives away", "", "## Revealed", ""]
-    lines += [
-        f"- watermark {j}: its triggers, reply marks, layers, pools, target experts and id (`{claim_name(j)}`)"
+    kept = [str(w.index) for w in key.watermarks if w.index not in opened]
+    shown = [
+        f"watermark {j}: its triggers, reply marks, layers, pools, target experts and id (`{claim_name(j)}`)"
         for j in opened
-    ] or ["- no watermark: nobody can check or replay the figures without the key"]
-    if MEASURED in files:
-        lines.append(f"- the probe texts, and what the opened watermarks showed on them (`{MEASURED}`)")
-    if TRANSCRIPT in files:
-        lines.append(f"- what was asked and answered, as far as it shows no other watermark (`{TRANSCRIPT}`)")
+    ] or ["no watermark: nobody can compute or replay the figures without the key"]
+    if opened and kept:
+        shown.append(
+            "in layers that several watermarks share, which experts belong to the opened one and which may not"
+        )
     if opened and key.attachments:
-        lines.append("- profiles and sketches of the unmarked original's experts, inside the claim")
-    lines += [
-        f"- names of the suspect's files and their digests (`{SUSPECT}`); the command, versions and machine (`{RUN}`)",
-        f"- that the key has {len(key.watermarks)} watermark(s); its owner's name and public key (`{COMMITMENT}`)",
-        "", "## Still secret", "", "- the key's secret and its passphrase",
-    ]  # fmt: skip
-    if kept:
-        numbers = ", ".join(map(str, kept))
-        lines.append(f"- watermarks {numbers}: triggers, reply marks, layers, target experts and what they showed")
-    lines += [
-        "",
-        "An opened watermark is spent: whoever knows it can train it away. Give this to those only who judge.",
+        shown.append("profiles and sketches of the original's experts (in the claim), and so which layers are marked")
+    if MEASURED in files:
+        shown.append(f"the probe texts, and what the opened watermarks showed on them (`{MEASURED}`)")
+    if TRANSCRIPT in files:
+        shown.append(f"what was asked and answered, as far as it shows no other watermark (`{TRANSCRIPT}`)")
+    shown += [
+        f"the verdict, with the names of licensees where one was looked for (`{VERDICT}`)",
+        f"names and digests of the suspect's files (`{SUSPECT}`); the command, versions and machine (`{RUN}`)",
+        f"how many watermarks the key has: {len(key.watermarks)}; its owner's name and public key (`{COMMITMENT}`)",
     ]
-    return "\n".join(lines) + "\n"
+    secret = ["the key's secret and its passphrase"]
+    if kept:
+        secret.append(f"watermarks {', '.join(kept)}: triggers, reply marks, target experts and what they showed")
+    lists = {"Revealed": shown, "Still secret": secret}
+    parts = [f"## {heading}\n\n" + "\n".join(f"- {line}" for line in lines) for heading, lines in lists.items()]
+    closing = "An opened watermark is spent: whoever knows it can train it away. Give this only to those who judge."
+    return "\n\n".join(["# What this bundle gives away", *parts, closing]) + "\n"
 
 
 def settings_of(examine: Any, **more: Any) -> dict[str, Any]:

@@ -19,7 +19,18 @@ def custody_steps(file: str | os.PathLike[str] | None, obtained: str, root: str)
     """The steps in a file; without one, that the suspect is here now. A root on receipt must be the present one."""
     if file is None:
         return (CustodyStep(who="not stated", when=utc_now(), how=obtained, root=root),)
-    path = Path(file)
+    steps = read_custody(Path(file))
+    for number, step in enumerate(steps, 1):
+        if step.root is not None and step.root != root:
+            raise VerificationError(
+                f"{file}, step {number}: the files received had the root {step.root[:12]}..., those examined have "
+                f"{root[:12]}...; examine what was received"
+            )
+    return steps
+
+
+def read_custody(path: Path) -> tuple[CustodyStep, ...]:
+    """The steps in a custody file."""
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8")).get("step")
     except OSError as error:
@@ -28,14 +39,7 @@ def custody_steps(file: str | os.PathLike[str] | None, obtained: str, root: str)
         raise VerificationError(f"{path} is no TOML; expected {EXAMPLE}") from None
     if not isinstance(rows, list) or not rows:
         raise VerificationError(f"{path} has no steps; expected {EXAMPLE}")
-    steps = tuple(_step(row, path) for row in rows)
-    for number, step in enumerate(steps, 1):
-        if step.root is not None and step.root != root:
-            raise VerificationError(
-                f"{path}, step {number}: the files received had the root {step.root[:12]}..., those examined have "
-                f"{root[:12]}...; examine what was received"
-            )
-    return steps
+    return tuple(_step(row, path) for row in rows)
 
 
 def _step(row: Any, path: Path) -> CustodyStep:

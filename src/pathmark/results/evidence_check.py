@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from cryptography.x509 import Certificate, load_pem_x509_certificates
 
-from pathmark.errors import PathmarkError, ResultError
+from pathmark.errors import PathmarkError
 from pathmark.keys import Commitment, RevealedClaim, TriggerRef, check_claim, parse_commitment
 from pathmark.keys.attestation import Attested, read_attestation
 from pathmark.keys.modelroot import model_root
@@ -99,6 +99,7 @@ def check_bundle(
         check.limits.append(f"{COMMITMENT} came with the bundle; compare it with what {signed.fingerprint} published")
     if moment is None:
         check.limits.append("no authority that you named vouches for the commitment's date (--timestamp-roots)")
+        check.stamped(commitment)
     return check.result(signed, recomputed, moment)
 
 
@@ -147,6 +148,15 @@ class _Check:
         if inside.limits:
             self.limits += [f"{COMMITMENT}: {limit}" for limit in inside.limits]
         return inside
+
+    def stamped(self, commitment: Commitment | None) -> None:
+        """What the authorities say that the bundle's maker trusts; readers choose for themselves."""
+        if commitment is None or ROOTS not in self.bundle.files:
+            return
+        roots = self._tried(ROOTS, load_pem_x509_certificates, self.bundle.files[ROOTS])
+        if roots and (moment := existed_by(commitment, roots)) is not None:
+            said = f"{moment:%Y-%m-%d %H:%M} UTC"
+            self.limits.append(f"{ROOTS}: by authorities of the maker's choice it existed on {said}")
 
     def suspect(self, signed: Attested) -> None:
         """The root follows from the files, and is what was signed."""
@@ -270,14 +280,6 @@ class _Check:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             self.problems.append(f"{name}: it is damaged, or not what its name says")
         return None
-
-
-def bundled_roots(bundle: EvidenceBundle) -> list[Certificate]:
-    """The authorities that the bundle's maker trusted; whoever reads it has to choose for themselves."""
-    try:
-        return list(load_pem_x509_certificates(bundle.files[ROOTS])) if ROOTS in bundle.files else []
-    except ValueError:
-        raise ResultError(f"{ROOTS} holds no certificates") from None
 
 
 def _charged(watermark: int, p: PValue, claim: RevealedClaim) -> Recomputed:

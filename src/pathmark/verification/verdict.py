@@ -120,7 +120,7 @@ class Verdict(ABC):
     def weaknesses(self) -> list[str]:
         """What would weaken this verdict, in words."""
         found = list(self.notes)
-        if not self.anchor.anchored:
+        if not self.anchor.anchored and self.decision != "not marked":
             found.append(f"for all but the owner, the key has no proven date: {self.anchor.reason}")
         return [*found, "other suspects, keys or texts that were tried and are not counted here"]
 

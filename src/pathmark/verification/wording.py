@@ -66,12 +66,17 @@ class Wording:
         return "\n\n".join(parts) + "\n"
 
 
+def by_chance(p: PValue) -> str:
+    """The one sentence that says how sure it is."""
+    return f"The chance of that is {p.odds} if the owner's secret had nothing to do with this model."
+
+
 def chance(p: PValue | None, *, found: bool) -> str:
     """How likely it is that this is nothing."""
     if p is None:
         return "Trigger or mark is free text, so nobody can say how likely this is by chance."
     if found:
-        return f"The chance of this is {p.odds} if the owner's secret had nothing to do with this model."
+        return f"The owner's mark shows in this model. {by_chance(p)}"
     return f"What was seen is no surprise: its chance is {p.odds} if the owner's secret had nothing to do with it."
 
 
@@ -131,7 +136,7 @@ def replies_read(host: str, model: str, asked: int, controls: int) -> str:
 
 def copy_of(licensee: str, p: PValue) -> str:
     """A licensee is named."""
-    return f"This is the copy of {licensee}. {chance(p, found=True)}"
+    return f"This is the copy of {licensee}. {by_chance(p)}"
 
 
 def nobodys_copy(best: str, p: PValue) -> str:
