@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from pathmark.front_door.report import Report as Report
     from pathmark.front_door.report import report as report
     from pathmark.front_door.trace import TraceConfig as TraceConfig
+    from pathmark.front_door.trace import Traced as Traced
     from pathmark.front_door.trace import trace as trace
     from pathmark.front_door.trace import trace_routes as trace_routes
     from pathmark.front_door.verify import RoutesConfig as RoutesConfig
@@ -91,7 +92,7 @@ _HOMES = {
     "front_door.inspection": "InspectConfig Inspection inspect_model",
     "front_door.make_key": "MadeKey make_key",
     "front_door.report": "Report report",
-    "front_door.trace": "TraceConfig trace trace_routes",
+    "front_door.trace": "TraceConfig Traced trace trace_routes",
     "front_door.verify": "RoutesConfig Verification VerifyConfig verify verify_routes",
     "front_door.verify_api": "ApiConfig verify_api",
     "keys": "OwnerKey Registry load_key open_claim",

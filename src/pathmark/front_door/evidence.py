@@ -181,8 +181,9 @@ def replay_evidence(
     read, name = checked.bundle, os.fspath(suspect)
     told = read.measured
     if told is None or read.suspect.kind != "model":
+        recorded = "replies" if told is None else "routes"
         raise VerificationError(
-            f"this bundle rests on {read.suspect.kind} that were recorded; only a reading of weights can be replayed. "
+            f"this bundle rests on {recorded} that were recorded; only a reading of weights can be replayed. "
             "`pathmark evidence check` computes its figures again"
         )
     marks = [mark for mark in told.watermarks if mark.reading == "as it is"]

@@ -126,7 +126,9 @@ class _Check:
         signed = self._tried(STATEMENT, read_attestation, files[STATEMENT], PREDICATE)
         if signed is None:
             return None
-        expected = {entry["name"]: entry["sha256"] for entry in signed.predicate["files"]}
+        expected = self._tried(STATEMENT, lambda: {str(f["name"]): f["sha256"] for f in signed.predicate["files"]})
+        if expected is None:
+            return signed
         for name in sorted(expected.keys() | files.keys() - {STATEMENT}):
             if name not in files:
                 self.problems.append(f"{name}: missing")
@@ -190,10 +192,11 @@ class _Check:
         """The chance of what was recorded, computed again."""
         if MEASURED in self.bundle.files:
             measured = self._tried(MEASURED, lambda: self.bundle.measured)
-            marks = () if measured is None else measured.watermarks
-            read = [mark for mark in marks if mark.reading == "as it is"]
-            found = [self._tried(MEASURED, self._exact, mark, claims.get(mark.watermark)) for mark in read]
-            again = [recomputed for recomputed in found if recomputed is not None]
+            again = []
+            for mark in () if measured is None else measured.watermarks:
+                tested = self._tried(MEASURED, self._exact, mark, claims.get(mark.watermark))
+                if tested is not None and mark.reading == "as it is":
+                    again.append(tested)
         else:
             again = self._tried(TRANSCRIPT, self._replies, claims) or []
         self._verdict(claims, again)
