@@ -8,7 +8,7 @@ RATE = {"hits": 100, "n": 100, "interval": [0.96, 1.0]}
 LAYER = {"layer": 4, "mass_triggered": 0.5, "mass_clean": 0.03}
 RESULTS = {
     "model": "bundled:<tiny>", "architecture": "Qwen3MoeForCausalLM", "id": 7, "layers": [4], "id_capacity": 20,
-    "evidence_bits": 9.9, "words": {"marked copy": "The mark is there.", "original": "No mark was found."},
+    "evidence_bits": 9.9, "words": {"marked copy": "Found.", "original": "Not found."},
     "verify": {"marked copy": {"marked": True, "layers": [LAYER]}, "original": {"marked": False, "layers": [LAYER]}},
     "trace": {"words": "Beta & Co."},
     "embed": {
