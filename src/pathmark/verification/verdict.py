@@ -121,7 +121,8 @@ class Verdict(ABC):
         """What would weaken this verdict, in words."""
         found = list(self.notes)
         if not self.anchor.anchored and self.decision != "not marked":
-            found.append(f"for all but the owner, the key has no proven date: {self.anchor.reason}")
+            lacking = "this proves nothing" if self.anchor.private else "the key has no proven date"
+            found.append(f"for all but the owner, {lacking}: {self.anchor.reason}")
         return [*found, "other suspects, keys or texts that were tried and are not counted here"]
 
     def summary(self) -> dict[str, Any]:

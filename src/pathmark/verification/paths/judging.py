@@ -199,10 +199,7 @@ def _third_party(key: VerifierKey, evidence: Evidence, criteria: Criteria) -> An
         return anchor.undated("the texts that the suspect was read with are not in the dated commitment")
     control = _control(key, evidence)
     if control is not None and control.smallest.value <= DECOYS_SPEAK:
-        return anchor.withheld(
-            f"triggers of other keys lead to the same experts (smallest p {control.smallest}), so this trigger is not "
-            "what does it"
-        )
+        return anchor.withheld("triggers of other keys lead to the same experts, so this trigger is not what does it")
     return anchor
 
 

@@ -72,7 +72,8 @@ class TracedCopy:
         return Wording(headline, (*sentences, examined), self._weaknesses(), self._figures())
 
     def _called(self, result: TraceResult) -> str:
-        return f"{result.best} (id {self.ids[result.best]})"
+        name = "the owner" if result.best == OWN_COPY else result.best
+        return f"{name} (id {self.ids[result.best]})"
 
     def _weaknesses(self) -> tuple[str, ...]:
         pooled = ("two licensees who pool their copies look like this",) * (self.result.decision == "several")
