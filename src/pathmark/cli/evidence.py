@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -32,15 +33,19 @@ def command() -> None:
     "--timestamp-roots", type=PATH,
     help="Root certificates (PEM) of the time-stamping authorities that you trust with the commitment's date.",
 )  # fmt: skip
+@click.option(
+    "--block-headers", type=PATH,
+    help="Headers of the Bitcoin blocks (160 hex digits per line) that OpenTimestamps proofs lead to.",
+)  # fmt: skip
 @json_option
-def check(bundle: Path, commitment: Path | None, timestamp_roots: Path | None, as_json: bool) -> None:
+def check(bundle: Path, as_json: bool, **trusted: Any) -> None:
     """Check every byte of a bundle, the opened watermarks, and that the figures follow from what was recorded.
 
     Needs no key, no model and no network. Exit code 0: it holds, 1: it does not, 2: it could not be read.
     """
     from pathmark.front_door.evidence import check_evidence
 
-    checked = check_evidence(bundle, commitment=commitment, timestamp_roots=timestamp_roots)
+    checked = check_evidence(bundle, **trusted)
     if as_json:
         echo_json(checked.summary())
     else:

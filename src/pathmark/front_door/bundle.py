@@ -25,6 +25,7 @@ from pathmark.models.tokenization import HFTextCodec
 from pathmark.reporting.barcode import render_svg
 from pathmark.results.bundlefile import is_zip, write_bundle
 from pathmark.results.evidence import (
+    BLOCKS,
     COMMITMENT,
     MEASURED,
     PREDICATE,
@@ -115,8 +116,8 @@ def _opened(case: Case, key: OwnerKey, reveal: tuple[int, ...]) -> dict[str, byt
     """Commitment, claims, and what the opened watermarks showed."""
     commitment = _commitment(case, key)
     files = {COMMITMENT: as_json(commitment.document())}
-    if case.judged is not None and case.judged.timestamp_roots is not None:
-        files[ROOTS] = Path(case.judged.timestamp_roots).read_bytes()
+    trusted = (None, None) if case.judged is None else (case.judged.timestamp_roots, case.judged.block_headers)
+    files |= {name: Path(file).read_bytes() for name, file in zip((ROOTS, BLOCKS), trusted, strict=True) if file}
     for j in reveal:
         claim = reveal_watermark(key, j, revision=commitment.revision, version=commitment.version)
         files[claim_name(j)] = as_json(claim)

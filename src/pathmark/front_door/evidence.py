@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pathmark.errors import ResultError, VerificationError
 from pathmark.keys import ClaimedKey, Commitment, load_commitment, open_claim, parse_commitment
 from pathmark.keys.modelroot import model_files, model_root
-from pathmark.keys.timestamps import load_roots
+from pathmark.keys.timestamps import load_trusted
 from pathmark.progress import Progress
 from pathmark.results.evidence import COMMITMENT, EvidenceBundle, Measured, MeasuredWatermark
 from pathmark.results.evidence_check import CheckedEvidence, check_bundle
@@ -79,11 +79,15 @@ class EvidenceCheck:
 
 
 def check_evidence(
-    bundle: PathLike, *, commitment: Commitment | PathLike | None = None, timestamp_roots: PathLike | None = None
+    bundle: PathLike,
+    *,
+    commitment: Commitment | PathLike | None = None,
+    timestamp_roots: PathLike | None = None,
+    block_headers: PathLike | None = None,
 ) -> EvidenceCheck:
     """Check an evidence bundle: every byte, the opened watermarks, and that the figures follow from the record.
 
-    Give the `commitment` as its owner published it, and the roots of the time-stamping authorities that you trust.
+    Give the `commitment` as its owner published it, and the authorities or blocks that you trust with its date.
 
     Example:
         pathmark.check_evidence("case-17", commitment="owner.commitment.json").words()
@@ -94,8 +98,7 @@ def check_evidence(
         if commitment is None or isinstance(commitment, Commitment)
         else load_commitment(os.fspath(commitment))
     )
-    roots = [] if timestamp_roots is None else load_roots(Path(timestamp_roots))
-    return EvidenceCheck(read, check_bundle(read, given, roots))
+    return EvidenceCheck(read, check_bundle(read, given, load_trusted(timestamp_roots, block_headers)))
 
 
 @dataclass(frozen=True)

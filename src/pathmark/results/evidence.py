@@ -20,7 +20,8 @@ from pathmark.results.schema import from_json, to_json
 
 VERSION: Final = 1
 VERDICT, RUN, SUSPECT, MEASURED = "verdict.json", "run.json", "suspect.json", "measured.json"
-COMMITMENT, ROOTS, TRANSCRIPT = "commitment.json", "timestamp-roots.pem", "transcript.jsonl"
+COMMITMENT, ROOTS, BLOCKS = "commitment.json", "timestamp-roots.pem", "block-headers.txt"
+TRANSCRIPT: Final = "transcript.jsonl"
 STATEMENT, WORDS, REVEALED = "statement.dsse.json", "VERDICT.md", "REVEALED.md"
 ATTACHMENTS: Final = "attachments/"
 PREDICATE: Final = "https://pathmark/evidence/v1"

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 import numpy as np
-from cryptography.x509 import Certificate, load_pem_x509_certificates
+from cryptography.x509 import load_pem_x509_certificates
 
 from pathmark.errors import PathmarkError
 from pathmark.keys import Commitment, RevealedClaim, TriggerRef, check_claim, parse_commitment
@@ -22,7 +22,7 @@ from pathmark.keys.attestation import Attested, read_attestation
 from pathmark.keys.modelroot import model_root
 from pathmark.keys.release import ReleasedFile
 from pathmark.keys.replyrule import max_starts, read_reply
-from pathmark.keys.timestamps import existed_by
+from pathmark.keys.timestamps import Trusted, existed_by
 from pathmark.results.evidence import (
     COMMITMENT,
     MEASURED,
@@ -68,7 +68,7 @@ class CheckedEvidence:
     root: str | None
     """Root of the suspect's files."""
     existed_by: datetime.datetime | None
-    """When the commitment was there at the latest, by an authority under the reader's roots."""
+    """When the commitment was there at the latest, by an authority or a block that the reader trusts."""
     recomputed: tuple[Recomputed, ...]
 
     @property
@@ -83,7 +83,7 @@ def listed(files: Mapping[str, bytes]) -> list[dict[str, Any]]:
 
 
 def check_bundle(
-    bundle: EvidenceBundle, published: Commitment | None = None, roots: Sequence[Certificate] = ()
+    bundle: EvidenceBundle, published: Commitment | None = None, trusted: Sequence[Trusted] = ()
 ) -> CheckedEvidence:
     """Check everything that can be checked here. `published` is the commitment as its owner made it public."""
     check = _Check(bundle)
@@ -94,11 +94,13 @@ def check_bundle(
     check.suspect(signed)
     claims = check.claims(commitment)
     recomputed = check.figures(claims)
-    moment = None if commitment is None else existed_by(commitment, roots)
+    moment = None if commitment is None else existed_by(commitment, trusted)
     if commitment is not None and published is None:
         check.limits.append(f"{COMMITMENT} came with the bundle; compare it with what {signed.fingerprint} published")
     if moment is None:
-        check.limits.append("no authority that you named vouches for the commitment's date (--timestamp-roots)")
+        check.limits.append(
+            "nobody whom you named vouches for the commitment's date (--timestamp-roots, --block-headers)"
+        )
         check.stamped(commitment)
     return check.result(signed, recomputed, moment)
 
@@ -152,7 +154,7 @@ class _Check:
         return inside
 
     def stamped(self, commitment: Commitment | None) -> None:
-        """What the authorities say that the bundle's maker trusts; readers choose for themselves."""
+        """What those say of its date whom the bundle's maker trusts; readers choose for themselves."""
         if commitment is None or ROOTS not in self.bundle.files:
             return
         roots = self._tried(ROOTS, load_pem_x509_certificates, self.bundle.files[ROOTS])
