@@ -25,7 +25,7 @@ from pathmark.keys import commit_key
 from pathmark.keys.attestation import attest
 from pathmark.models import load_model, load_tokenizer
 from pathmark.models.checkpoint import write_model
-from pathmark.reporting.barcode import read_barcode
+from pathmark.reporting.barcode import encode_path, read_barcode
 from pathmark.results.bundlefile import read_bundle, write_bundle, zip_bytes
 from pathmark.results.evidence import PREDICATE, EvidenceBundle
 from pathmark.results.evidence_check import check_bundle, listed
@@ -227,6 +227,10 @@ def test_nothing_is_in_it_that_was_not_meant_to_be(case, double, tmp_path):
         assert shown[1] in everything, "the opened one must be there, or this test cannot fail"
         measured = EvidenceBundle.load(path).measured
         assert [mark.watermark for mark in measured.watermarks] == [opened]
+        blocks = [json.dumps(list(block)).encode() for block in double.watermarks[kept].blocks]
+        assert not [block for block in blocks if block in everything or block.replace(b" ", b"") in everything]
+        digits = encode_path(double.watermarks[kept].group_indices).encode()
+        assert digits not in everything
         paths = [row["watermark"] for row in json.loads(files["verdict.json"])["layers"]]
         assert set(paths) == {opened}
         told = files["REVEALED.md"].decode()
