@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "pathmark"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
-    {"errors", "progress"},
+    {"errors", "progress", "reach"},
     {"keys", "stats"},
     {"results"},
     {"models"},

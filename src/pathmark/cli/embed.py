@@ -19,11 +19,15 @@ from pathmark.cli._options import (
     texts_option,
     trust_option,
 )
+from pathmark.cli._types import MODEL
+from pathmark.errors import EmbeddingError
 
 if TYPE_CHECKING:
     from pathmark.front_door.embed import Embedded
     from pathmark.release.selfcheck import SelfCheck
 
+FOREIGN = {"anchored": ("temperature",), "paper": ("margin",)}
+"""Objective -> options that it does not have."""
 EXAMPLES = """\b
 Examples:
   pathmark embed bundled:tiny --key owner.key -o marked
@@ -38,7 +42,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @key_option()
 @output_option("The folder (or delta) to write.")
 @click.option("--id", type=int, help="Mark a licensee's copy with this id instead of the key's own.")
@@ -89,6 +93,7 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     of the watermark outside its weights. The report stays beside the key. Exit code 0: fit for release,
     1: written but not fit (the report says why), 2: nothing was written.
     """
+    _refuse_contradictions(options)
     from pathmark.cli._progress import training_bar
     from pathmark.front_door.embed import embed
     from pathmark.front_door.embed_all import embed_all, estimate_embedding
@@ -113,6 +118,16 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     else:
         _render(result)
     sys.exit(0 if estimate or result.fit else 1)
+
+
+def _refuse_contradictions(options: dict[str, Any]) -> None:
+    """Before anything heavy is loaded."""
+    if options["steps"] is not None and options["epochs"] is not None:
+        raise EmbeddingError("give either --steps or --epochs, got both")
+    objective = options["objective"]
+    if given := [name for name in FOREIGN[objective] if options[name] is not None]:
+        named = ", ".join(f"--{name}" for name in given)
+        raise EmbeddingError(f"{named} has no meaning for the {objective} objective; leave it out")
 
 
 def _render(embedded: Embedded) -> None:

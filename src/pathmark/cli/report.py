@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from pathmark.cli._keys import echo_json
-from pathmark.cli._options import PATH, json_option, output_option
+from pathmark.cli._options import json_option, output_option
+from pathmark.cli._types import Existing
 
 EXAMPLES = """\b
 Examples:
@@ -19,7 +20,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("result", type=PATH)
+@click.argument("result", type=Existing("a result file or an evidence bundle"))
 @output_option("The HTML file to write.")
 @click.option("--pdf", is_flag=True, help="Also print the page, with Chromium or Chrome, beside it as a PDF.")
 @json_option

@@ -21,6 +21,7 @@ from pathmark.cli._options import (
     suspects_option,
     write_evidence,
 )
+from pathmark.cli._types import MODEL
 from pathmark.cli._verdict import GLOSSARY_AT, render_words
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("suspect")
+@click.argument("suspect", type=MODEL)
 @key_option("The master key.")
 @registry_option
 @original_option("The unmarked original: the suspect's marked layers are also read behind its lower layers.")

@@ -20,6 +20,7 @@ from pathmark.cli._options import (
     no_align_option,
     original_option,
 )
+from pathmark.cli._types import MODEL
 
 if TYPE_CHECKING:
     from pathmark.keys import ClaimedKey
@@ -39,7 +40,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("suspect")
+@click.argument("suspect", type=MODEL)
 @key_option(required=False)
 @click.option(
     "--claim",
@@ -50,8 +51,10 @@ Examples:
 @look_options
 @click.option("--decoys", type=click.IntRange(0, 64), default=3, show_default=True, help="How many control triggers.")
 @click.option(
-    "--reference", help="The owner's release or original; experts are matched to it, not to the key's profiles."
-)
+    "--reference",
+    type=MODEL,
+    help="The owner's release or original; experts are matched to it, not to the key's profiles.",
+)  # fmt: skip
 @no_align_option
 @judge_options()
 @log_options

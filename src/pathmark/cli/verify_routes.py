@@ -9,7 +9,6 @@ import click
 
 from pathmark.cli._keys import passphrase
 from pathmark.cli._options import (
-    PATH,
     evidence_options,
     json_option,
     judge_options,
@@ -18,6 +17,7 @@ from pathmark.cli._options import (
     log_options,
     no_align_option,
 )
+from pathmark.cli._types import Existing
 
 EXAMPLES = """\b
 Examples:
@@ -27,7 +27,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("file", type=PATH)
+@click.argument("file", type=Existing("recorded routes"))
 @key_option()
 @no_align_option
 @judge_options()

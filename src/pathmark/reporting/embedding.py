@@ -108,7 +108,7 @@ def clean_routing(layers: Sequence[Mapping[str, Any]]) -> Picture:
     """Mean routing mass per expert on clean text, before and after, experts sorted by what they had."""
 
     def moved(layer: Mapping[str, Any]) -> float:
-        return 0.5 * sum(abs(float(a) - float(b)) for a, b in zip(layer["before"], layer["after"], strict=True)) / 2
+        return sum(abs(float(a) - float(b)) for a, b in zip(layer["before"], layer["after"], strict=True)) / 2
 
     chosen = sorted(sorted(layers, key=moved, reverse=True)[:SHOWN_LAYERS], key=lambda layer: int(layer["layer"]))
     most = max(map(moved, layers))
