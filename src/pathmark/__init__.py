@@ -33,8 +33,12 @@ if TYPE_CHECKING:
     from pathmark.front_door.attack import AttackResult as AttackResult
     from pathmark.front_door.attack import attack as attack
     from pathmark.front_door.bundle import EvidenceConfig as EvidenceConfig
+    from pathmark.front_door.card import Card as Card
+    from pathmark.front_door.card import card as card
     from pathmark.front_door.commit import Committed as Committed
     from pathmark.front_door.commit import commit as commit
+    from pathmark.front_door.doctor import Examination as Examination
+    from pathmark.front_door.doctor import doctor as doctor
     from pathmark.front_door.embed import Embedded as Embedded
     from pathmark.front_door.embed import embed as embed
     from pathmark.front_door.embed_all import Copies as Copies
@@ -83,7 +87,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "errors": "PathmarkError",
     "front_door.attack": "AttackConfig AttackResult attack",
+    "front_door.card": "Card card",
     "front_door.commit": "Committed commit",
+    "front_door.doctor": "Examination doctor",
     "front_door.embed": "Embedded embed",
     "front_door.embed_all": "Copies embed_all",
     "front_door.embed_plan": "EmbedPlan",

@@ -14,6 +14,8 @@ from pathmark.reporting.layout import Cell, Page, Section, Table, Tone, Verdict,
 from pathmark.reporting.routing import barcode_picture, heat_maps, null_picture, path_table
 from pathmark.results.evidence import EvidenceBundle, MeasuredWatermark, Run, Suspect
 
+ODD_CONTROLS = 0.01
+"""Chance below which controls, charged for their number, speak against a verdict."""
 TONES: Mapping[str, Tone] = {"marked": "yes", "not marked": "no", "undecided": "undecided"}
 TITLES = {"marked": "Found", "not marked": "Not found", "undecided": "Undecided"}
 FIGURES = {
@@ -29,6 +31,11 @@ def verdict_page(verdict: Mapping[str, Any]) -> Page:
     return _page(verdict, [figures_section(verdict), *_layers(verdict), _limits(verdict), _how_to_keep()])
 
 
+def trace_page(found: Mapping[str, Any]) -> Page:
+    """The page of what a tracing command printed with --json."""
+    return _page(found, [figures_section(found), _ranking(found), _how_to_keep()])
+
+
 def bundle_page(bundle: EvidenceBundle, name: str) -> Page:
     """The page of an evidence bundle; `name` is what the reader calls it."""
     verdict, measured = bundle.verdict, bundle.measured
@@ -38,7 +45,8 @@ def bundle_page(bundle: EvidenceBundle, name: str) -> Page:
     return _page(
         verdict,
         [
-            *sections, *_exchanges(bundle), figures_section(verdict), _controls(verdict), _limits(verdict),
+            *sections, *_exchanges(bundle), figures_section(verdict),
+            *([_ranking(verdict)] if "ranking" in verdict else [_controls(verdict), _limits(verdict)]),
             _examined(bundle.suspect, bundle.run), _how_to_check(name, bundle),
         ],
     )  # fmt: skip
@@ -101,12 +109,34 @@ def figures_section(verdict: Mapping[str, Any]) -> Section:
 
 def _page(verdict: Mapping[str, Any], sections: Sequence[Section]) -> Page:
     suspect = str(verdict.get("suspect", "A suspect"))
+    found: str
+    tone: Tone
+    if "ranking" in verdict:
+        named = verdict["licensee"]
+        found, tone = ("Nobody is named", "no") if named is None else (f"The copy of {named}", "yes")
+    else:
+        found, tone = TITLES[verdict["verdict"]], TONES[verdict["verdict"]]
     return Page(
-        kind="verification",
-        title=f"{TITLES[verdict['verdict']]}: {suspect}",
+        kind=kind_of_verdict(verdict),
+        title=f"{found}: {suspect}",
         subtitle=f"Examined from {verdict['access']}." if verdict.get("access") else "",
-        verdicts=[Verdict(TONES[verdict["verdict"]], verdict.get("words") or verdict["verdict"])],
+        verdicts=[Verdict(tone, verdict["words"])],
         sections=sections,
+    )
+
+
+def kind_of_verdict(verdict: Mapping[str, Any]) -> str:
+    """What a verdict is about: whether the mark is there, or whose copy it is."""
+    return "tracing" if "ranking" in verdict else "verification"
+
+
+def _ranking(found: Mapping[str, Any]) -> Section:
+    rows = [row(one["licensee"], one["id"], Cell(f"{one['p_value']:.2g}", one["p_value"])) for one in found["ranking"]]
+    return Section(
+        name="ranking",
+        title="All licensees",
+        paragraphs=["How well the path of each licensee's copy explains what was seen; the smallest chance first."],
+        tables=[Table("Licensees", ("licensee", "id", "chance (p)"), rows, True)],
     )
 
 
@@ -136,18 +166,24 @@ def _layers(verdict: Mapping[str, Any]) -> list[Section]:
 
 def _controls(verdict: Mapping[str, Any]) -> Section:
     decoys = verdict.get("decoys")
-    if not decoys:
-        said = "No control triggers were tried."
-    else:
-        smallest = min(decoys["p_values"])
-        said = (
-            f"{len(decoys['p_values'])} triggers of keys that nobody embedded were put before {decoys['n_probes']} of "
-            "the texts. If the model reacted to odd prefixes as such, they would lead to the same experts. The "
-            f"smallest chance among them is {smallest:.2g}; about 1 in {len(decoys['p_values']) + 1} is usual."
-        )
+    said = ["No control triggers were tried."]
+    if decoys:
+        values = decoys["p_values"]
+        smallest = min(1.0, len(values) * min(values))
+        odd = smallest < ODD_CONTROLS
+        said = [
+            f"{len(values)} triggers of keys that nobody embedded were put before {decoys['n_probes']} of the texts. A "
+            "model that reacts to odd prefixes as such would send them to the same experts.",
+            f"The smallest chance among them is {min(values):.2g}. "
+            + (
+                "That is too small for an accident: this trigger is not the only one that does it."
+                if odd
+                else "That is what accident gives: only the owner's trigger does it."
+            ),
+        ]
     rows = [row(f"control {i}", f"{p:.3g}") for i, p in enumerate(decoys["p_values"], 1)] if decoys else []
     tables = [Table("Controls", ("trigger", "p"), rows)] if rows else []
-    return Section(name="controls", title="Controls", paragraphs=[said], tables=tables)
+    return Section(name="controls", title="Controls", paragraphs=said, tables=tables)
 
 
 def _limits(verdict: Mapping[str, Any]) -> Section:
