@@ -37,7 +37,7 @@ from pathmark.front_door import embed_plan
 from pathmark.release.scan import ScanConfig
 
 ROOT = Path(__file__).parent.parent
-GUIDES = ["index", "before-release", "when-you-suspect", "tracing", "choosing"]
+GUIDES = ["index", "before-release", "publishing", "terminal", "when-you-suspect", "tracing", "choosing"]
 """In this order, in one folder."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = {
