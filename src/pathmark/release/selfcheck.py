@@ -236,10 +236,7 @@ def self_check(
         fpr_original=None if marked_before else fpr_original,
         interference=_pool(crossed) if crossed else None,
         clean_ppl=(before.clean_ppl.value, after.clean_ppl.value),
-        triggered_ppl=(
-            float(np.mean([p.value for p in before.triggered_ppl])),
-            float(np.mean([p.value for p in after.triggered_ppl])),
-        ),
+        triggered_ppl=(_mean_ppl(before), _mean_ppl(after)),
         drift=drift(before.clean, after.clean),
         target_mass_clean=(_clean_mass(key, before), _clean_mass(key, after)),
         target_mass_triggered=float(np.mean([row.mass_triggered for score in scores for row in score.layers])),
@@ -253,6 +250,11 @@ def self_check(
         n_tokens=after.clean.n_tokens,
         clean_routing={n: (mean_mass(before.clean, n), mean_mass(after.clean, n)) for n in key.layers},
     )
+
+
+def _mean_ppl(found: Measurement) -> float:
+    """Of triggered text, over watermarks."""
+    return float(np.mean([perplexity.value for perplexity in found.triggered_ppl]))
 
 
 def _clean_mass(key: OwnerKey, found: Measurement) -> float:
