@@ -44,7 +44,7 @@ $(QUANT)/.installed: pyproject.toml constraints.txt
 	sed '/^numpy==/d' constraints.txt > $(QUANT)/constraints.txt
 	$(QUANT)/bin/python -m pip install -qq --disable-pip-version-check $$(grep '^torch==' constraints.txt)
 	$(QUANT)/bin/python -m pip install -qq --disable-pip-version-check -c $(QUANT)/constraints.txt \
-		-e ".[dev,lora,plots,quantizers]"
+		-e ".[dev,plots,quantizers]"
 	touch $@
 
 demo: setup

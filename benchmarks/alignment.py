@@ -171,7 +171,7 @@ def calibration(
     length, vocabulary = len(watermark.triggers[0].tokens), key.model.vocab_size
     strangers = [tuple(source.randrange(vocabulary) for _ in range(length)) for _ in range(triggers)]
     evidence = record_evidence(model, key, probes, decoys=strangers, decoy_probes=len(probes))
-    measured = [*evidence.measured_decoys(key), evidence.measured(key)[0]]
+    measured = [*evidence.measured_decoys(key.watermarks[0]), evidence.measured(key)[0]]
     nulls: dict[tuple[int, ...], NullDistribution] = {}
     values = []
     for number in range(keys):

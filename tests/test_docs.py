@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from pathmark.errors import KeyFileError
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -73,3 +76,12 @@ def test_every_page_has_its_place_in_the_nav():
 def test_the_site_needs_nothing_outside_its_folder():
     for page in GUIDES:
         assert "](../" not in (ROOT / page).read_text(encoding="utf-8"), page
+
+
+def test_the_action_on_the_page_is_the_example_and_its_command_exists():
+    action = (ROOT / "examples" / "check-release.yml").read_text(encoding="utf-8")
+    assert f"```yaml\n{action}```" in (ROOT / "docs" / "publishing.md").read_text(encoding="utf-8")
+    steps = yaml.safe_load(action)["jobs"]["check"]["steps"]
+    (words,) = [step["run"].split()[1:] for step in steps if step.get("run", "").startswith("pathmark ")]
+    with pytest.raises(KeyFileError, match="cannot read commitments/release"):  # every option is known
+        cli_doc.cli.main(words, standalone_mode=False)

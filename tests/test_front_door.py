@@ -23,7 +23,7 @@ from pathmark.verification import LocalBackend
 ROOT = Path(__file__).parent.parent
 FUNCTIONS = [
     "inspect_model", "make_key", "embed", "verify", "verify_api", "verify_routes", "trace", "trace_routes", "attack",
-    "commit", "report",
+    "commit", "report", "check_evidence", "replay_evidence",
 ]  # fmt: skip
 FEW = {"steps": 4, "n_texts": 16, "n_held_out": 8, "seq_len": 32, "batch_size": 6}
 SCAN = ScanConfig(random_sequences=5, per_count=2)
@@ -169,7 +169,7 @@ def test_report_of_a_verdict_and_what_it_refuses(case, tmp_path):
     page = pathmark.report(found.summary(), tmp_path / "verdict.html")
     assert told(page)["kind"] == "verification"
     text = page.output.read_text()
-    assert "The mark is there" in text
+    assert "The chance of that is 1 in" in text
     assert "What would weaken this" in text
     assert "<script" not in text
     (tmp_path / "list.json").write_text("[1]")

@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from evidence_helpers import paper_bundle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from key_fixtures import golden_key
 from safetensors.numpy import save
 
 from pathmark.errors import PathmarkError
+from pathmark.front_door.custody import read_custody
 from pathmark.keys import Registry, check_claim, commit_key, reveal_watermark
 from pathmark.keys.claim import RevealedClaim
 from pathmark.keys.commitment import load_commitment, load_public
@@ -32,13 +34,16 @@ from pathmark.keys.keyfile import no_passphrase, seal, unseal
 from pathmark.keys.ledger import Ledger
 from pathmark.keys.opentimestamps import MAGIC
 from pathmark.keys.receipts import Receipt, load_receipt
+from pathmark.keys.replyrule import read_reply
 from pathmark.keys.timestamps import stamp
 from pathmark.models.headers import read_header
 from pathmark.models.suspects import _adapter_config
 from pathmark.results import read_robustness
+from pathmark.results.bundlefile import zip_bytes
+from pathmark.results.evidence import EvidenceBundle
+from pathmark.results.evidence_check import check_bundle
 from pathmark.verification.blackbox.answers import OddAnswerError, parse_reply
 from pathmark.verification.blackbox.exchangelog import ExchangeLog
-from pathmark.verification.blackbox.replies import read_reply
 from pathmark.verification.recorded.enginefile import read_routes
 from pathmark.verification.recorded.routefile import RecordedProbe, Recording, RouteHeader, write_routes
 
@@ -74,6 +79,8 @@ def _spoilt(whole: bytes, draw: st.DrawFn) -> bytes:
     lines = whole.splitlines() if b"\n{" in whole.strip() else [whole]
     number = draw(st.integers(0, len(lines) - 1))
     document = json.loads(lines[number])
+    if not isinstance(document, dict | list):
+        raise ValueError("some bytes that happen to be a number")
     for _ in range(draw(st.integers(1, 3))):
         at: Any = document
         for _ in range(draw(st.integers(0, 4))):
@@ -170,6 +177,25 @@ def results(data: bytes, path: Path) -> None:
     read_robustness(path)
 
 
+def bundle(data: bytes, path: Path) -> None:
+    put(path, data)
+    check_bundle(EvidenceBundle.load(path))
+
+
+def part(name: str) -> Callable[[bytes, Path], None]:
+    """A part of a bundle that its owner signed although it is damaged: the check reads on."""
+
+    def read(data: bytes, path: Path) -> None:
+        check_bundle(EvidenceBundle(paper_bundle(**{name: data})))
+
+    return read
+
+
+def custody(data: bytes, path: Path) -> None:
+    put(path, data)
+    read_custody(path)
+
+
 def _sqlite(make: Callable[[Path], object], folder: Path) -> bytes:
     path = folder / "made.db"
     make(path)
@@ -214,6 +240,9 @@ def sound(name: str, folder: Path) -> tuple[Callable[[bytes, Path], None], str, 
         with ExchangeLog(path) as log:
             log.begin({"plan": "x"})
         return exchanges, ".jsonl", path.read_bytes()
+    if name.startswith("evidence/"):
+        inside = name.removeprefix("evidence/")
+        return part(inside), "", paper_bundle()[inside]
     message = {"choices": [{"message": {"role": "assistant", "content": "some words"}, "finish_reason": "stop"}]}
     lora = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"], "base_model_name_or_path": "x"}
     engine = {"choices": [{"routed_experts": [[[0, 1]]], "prompt_token_ids": [1]}], "id": "a"}
@@ -226,6 +255,8 @@ def sound(name: str, folder: Path) -> tuple[Callable[[bytes, Path], None], str, 
         "adapter": (adapter, "", json.dumps(lora).encode()),
         "reply": (reply, "", json.dumps(message).encode()),
         "timestamp": (timestamp, "", bytes.fromhex("3003020100")),
+        "evidence.zip": (bundle, ".zip", zip_bytes(paper_bundle())),
+        "custody": (custody, ".toml", b'[[step]]\nwho = "a"\nwhen = "b"\nhow = "c"\n'),
         "result": (results, ".json", json.dumps({"header": {"format": "pathmark-robustness", "version": 3}}).encode()),
     }
     return whole[name]
@@ -235,6 +266,7 @@ FORMATS = (
     "key", "encrypted key", "commitment", "claim", "registry", "ledger", "routes.jsonl", "routes.npz",
     "engine's routes", "safetensors", "adapter", "reply", "timestamp", "block proof", "receipt",
     "exchange log", "result",
+    "evidence.zip", "evidence/measured.json", "evidence/transcript.jsonl", "custody",
 )  # fmt: skip
 
 

@@ -32,13 +32,22 @@ if TYPE_CHECKING:
     from pathmark.front_door.attack import AttackConfig as AttackConfig
     from pathmark.front_door.attack import AttackResult as AttackResult
     from pathmark.front_door.attack import attack as attack
+    from pathmark.front_door.bundle import EvidenceConfig as EvidenceConfig
+    from pathmark.front_door.card import Card as Card
+    from pathmark.front_door.card import card as card
     from pathmark.front_door.commit import Committed as Committed
     from pathmark.front_door.commit import commit as commit
+    from pathmark.front_door.doctor import Examination as Examination
+    from pathmark.front_door.doctor import doctor as doctor
     from pathmark.front_door.embed import Embedded as Embedded
     from pathmark.front_door.embed import embed as embed
     from pathmark.front_door.embed_all import Copies as Copies
     from pathmark.front_door.embed_all import embed_all as embed_all
     from pathmark.front_door.embed_plan import EmbedPlan as EmbedPlan
+    from pathmark.front_door.evidence import EvidenceCheck as EvidenceCheck
+    from pathmark.front_door.evidence import Replay as Replay
+    from pathmark.front_door.evidence import check_evidence as check_evidence
+    from pathmark.front_door.evidence import replay_evidence as replay_evidence
     from pathmark.front_door.inspection import InspectConfig as InspectConfig
     from pathmark.front_door.inspection import Inspection as Inspection
     from pathmark.front_door.inspection import inspect_model as inspect_model
@@ -47,6 +56,7 @@ if TYPE_CHECKING:
     from pathmark.front_door.report import Report as Report
     from pathmark.front_door.report import report as report
     from pathmark.front_door.trace import TraceConfig as TraceConfig
+    from pathmark.front_door.trace import Traced as Traced
     from pathmark.front_door.trace import trace as trace
     from pathmark.front_door.trace import trace_routes as trace_routes
     from pathmark.front_door.verify import RoutesConfig as RoutesConfig
@@ -77,14 +87,18 @@ if TYPE_CHECKING:
 _HOMES = {
     "errors": "PathmarkError",
     "front_door.attack": "AttackConfig AttackResult attack",
+    "front_door.card": "Card card",
     "front_door.commit": "Committed commit",
+    "front_door.doctor": "Examination doctor",
     "front_door.embed": "Embedded embed",
     "front_door.embed_all": "Copies embed_all",
     "front_door.embed_plan": "EmbedPlan",
+    "front_door.bundle": "EvidenceConfig",
+    "front_door.evidence": "EvidenceCheck Replay check_evidence replay_evidence",
     "front_door.inspection": "InspectConfig Inspection inspect_model",
     "front_door.make_key": "MadeKey make_key",
     "front_door.report": "Report report",
-    "front_door.trace": "TraceConfig trace trace_routes",
+    "front_door.trace": "TraceConfig Traced trace trace_routes",
     "front_door.verify": "RoutesConfig Verification VerifyConfig verify verify_routes",
     "front_door.verify_api": "ApiConfig verify_api",
     "keys": "OwnerKey Registry load_key open_claim",

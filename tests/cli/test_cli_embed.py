@@ -77,9 +77,9 @@ def test_the_released_folder_has_no_trace_of_the_mark(made, marked):
 
 def test_the_report_becomes_a_page(made, marked):
     done = run("report", "owner.key.out.check.json", "-o", "out.html", "--json", cwd=made, check=0)
-    assert json.loads(done.stdout) == {"kind": "embedding", "output": "out.html"}
+    assert json.loads(done.stdout) == {"kind": "embedding", "output": "out.html", "pdf": None}
     page = (made / "out.html").read_text()
-    assert ("not fit for release" in page) == bool(marked["problems"])
+    assert ("<h1>Not fit for release</h1>" in page) == bool(marked["problems"])
     assert "<script" not in page
     assert "already exists" in run("report", "owner.key.out.check.json", "-o", "out.html", cwd=made, check=2).stderr
 

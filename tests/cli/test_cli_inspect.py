@@ -15,7 +15,7 @@ from pathmark.cli.main import main
 
 KEYS = {
     "source", "model_type", "architecture", "parameters", "vocabulary", "weights", "layers",
-    "watermark_layers", "width", "id_bits", "evidence_bits", "can",
+    "watermark_layers", "width", "id_bits", "evidence_bits", "can", "why_not", "embedding",
 }  # fmt: skip
 
 

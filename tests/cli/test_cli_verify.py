@@ -60,7 +60,7 @@ def test_marked_is_zero_and_json_follows_the_schema(case):
 def test_unmarked_is_one_in_words(case):
     result = run("verify", case.base, "--key", case.key_file, "--n-texts", 6)
     assert result.exit_code == 1
-    assert "NOT MARKED" in result.output
+    assert "\nNot found.\n" in result.output
 
 
 def test_nothing_secret_is_printed_or_logged(case, tmp_path):
@@ -127,7 +127,7 @@ def test_strict_needs_a_commitment_that_somebody_else_dated(case, tmp_path, monk
     common = ("verify", case.marked, "--key", case.key_file, "--n-texts", 6, "--strict")
     undecided = run(*common)
     assert undecided.exit_code == 2
-    assert "UNDECIDED" in undecided.output
+    assert "\nUndecided.\n" in undecided.output
     found = json.loads(run(*common, "--json").stdout)
     assert (found["verdict"], found["marked"]) == ("undecided", None)
     authority, commitment = Authority(tmp_path / "authority"), tmp_path / "key.commitment.json"
@@ -161,7 +161,7 @@ def test_the_verdict_outlives_its_log(case, tmp_path, monkeypatch):
     monkeypatch.setattr("pathmark.front_door.verify.write_log", full)
     result = run("verify", case.marked, "--key", case.key_file, "--n-texts", 6, "--log", tmp_path / "log")
     assert isinstance(result.exception, VerificationError)
-    assert "MARKED" in result.output
+    assert "\nFound.\n" in result.output
 
 
 @pytest.mark.parametrize(

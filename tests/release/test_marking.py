@@ -30,4 +30,4 @@ def test_words_say_whether_it_is_fit_what_it_costs_and_what_was_written():
         "(50.00 to 50.70). 24 tensors changed in 300 steps; written to out."
     )
     broken = replace(marked, check=checked(n_probes=100, id=SOUND["id"] + 1))
-    assert broken.words().startswith("The copy is not fit for release: the id does not decode. On ")
+    assert broken.words().startswith("The copy is not fit for release: id read from the routing: 8, expected 7. On ")

@@ -45,6 +45,7 @@ SOUND = {
     "wsr": (Rate(100, 100),), "wsr_chat": (Rate(100, 100),), "wsr_rounded": Rate(99, 100),
     "fpr_clean": Rate(0, 100), "fpr_original": Rate(0, 100), "clean_ppl": (50.0, 50.7),
     "drift": Drift(0.01, 0.95, 0.01, 0.01, 0.01), "scan": {"single token": Rate(0, 4000)},
+    "clean_routing": {},
     "curve": {n: Rate(200 if n >= 7 else 3 if n == 4 else 2 if n == 3 else 0, 200) for n in range(9)},
     "p_value": 1e-9, "p_floor": 1e-10, "id": 7, "expected_id": 7,
 }  # fmt: skip
@@ -67,9 +68,22 @@ def test_a_sound_copy_has_no_problems_whatever_fires_between_silence_and_toleran
         ({"curve": SOUND["curve"] | {3: Rate(3, 200)}}, "3 of 8 trigger tokens"),
         ({"curve": SOUND["curve"] | {7: Rate(199, 200)}}, "7 of 8 trigger tokens"),
         ({"clean_ppl": (50.0, 50.8)}, "perplexity"),
-        ({"id": 8}, "id does not decode"),
+        ({"id": 8}, "id read from the routing: 8, expected 7"),
     ],
 )
 def test_each_bound_is_held(changes, said):
     (problem,) = checked(**changes).problems
     assert said in problem
+
+
+def test_every_figure_stands_beside_its_bound_with_what_to_try():
+    bounds = checked(clean_ppl=(50.0, 51.0)).bounds
+    assert [bound.figure for bound in bounds if not bound.held] == ["perplexity of clean text"]
+    (broken,) = (bound for bound in bounds if not bound.held)
+    assert broken.summary() == {
+        "figure": "perplexity of clean text", "found": "50.00 to 51.00 (+2.00 %)", "bound": "at most +1.5 %",
+        "held": False, "try": "texts of the model's own kind with --texts, or a higher --stealth-weight",
+    }  # fmt: skip
+    between = {f"fires with {n} of 8 trigger tokens right" for n in (4, 5, 6)}
+    assert not between & {bound.figure for bound in bounds}
+    assert all(bound.try_ for bound in bounds)

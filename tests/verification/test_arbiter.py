@@ -140,7 +140,7 @@ def test_from_reveal_to_verdict_on_the_command_line(case, tmp_path, monkeypatch)
     asked = ("verify", case.marked, "--claim", claim, "--commitment", file, "--n-texts", 8, "--decoys", 1)
     undated = run(*asked)
     assert undated.exit_code == 2
-    assert "UNDECIDED" in undated.output
+    assert "\nUndecided.\n" in undated.output
     assert "--suspect-published" in undated.output
     monkeypatch.setattr(
         "pathmark.verification.claims.existed_by", lambda *_: datetime.datetime(2026, 1, 1).astimezone()

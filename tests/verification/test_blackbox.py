@@ -31,7 +31,7 @@ def test_an_honest_marked_api_is_found():
     # three marks of 65.8 bits in replies of 64 tokens, one distinct reply each: (64 * 6 * 2)^3 / 2^197.5
     assert seen.p.log10 == pytest.approx(3 * (2.885 - 65.837 * 0.30103), abs=0.01)
     assert seen.p == seen.p_floor
-    assert "The mark is there" in seen.words()
+    assert seen.words().startswith("Found.\nThe owner's mark shows in this model. The chance of that is 1 in ")
 
 
 def test_an_honest_unmarked_api_is_not():
@@ -40,7 +40,7 @@ def test_an_honest_unmarked_api_is_not():
     assert seen.exit_code == 1
     assert seen.match_rate.hits == seen.controls.hits == 0
     assert seen.p.value == 1.0
-    assert "does not show that there is none" in seen.words()
+    assert "does not prove that there is no mark" in seen.words()
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
@@ -221,7 +221,7 @@ def test_family_and_third_party_are_charged():
     charged = verdict_of(fake.marked(owner()), triggers=1, family=Family(suspects=1000))
     assert charged.p.log10 == pytest.approx(plain.p.log10 + 3)
     assert plain.p_third_party.value == 1.0  # one mark of 66 bits against a charge of 80 and more
-    assert "no commitment" in plain.words()
+    assert "the key has no dated commitment" in plain.words()
     dated = verdict_of(fake.marked(owner()), triggers=1, anchor=Anchor(True, "dated", 80))
     assert dated.p_third_party == dated.p
 

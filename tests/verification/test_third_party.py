@@ -46,7 +46,7 @@ def test_profiles_chosen_afterwards_convince_nobody_else(case):
     fooled = judge(forged, evidence, criteria=replace(low, anchor=dated(forged, revision=0)))
     assert fooled.p.value < honest.p.value / 10  # the owner can fool himself ...
     assert fooled.p_third_party.value == 1  # ... and nobody else
-    assert "the owner's reading alone" in fooled.words()
+    assert "The owner alone may rely on this. A court may not: experts were renumbered" in fooled.words()
     strict = judge(forged, evidence, criteria=replace(low, anchor=dated(forged, revision=0), strict=True))
     assert strict.exit_code == 2
 

@@ -86,7 +86,7 @@ def test_a_level_out_of_reach_is_undecided_and_says_why(case, evidence):
     verdict = judge(case.key, evidence, criteria=Criteria(significance=1e-100))
     assert (verdict.decision, verdict.exit_code, verdict.marked) == ("undecided", 2, False)
     assert "cannot reach the level on this suspect" in verdict.undecided
-    assert verdict.words().startswith(f"Undecided: {verdict.undecided}. Seen: p = ")
+    assert verdict.words().startswith(f"Undecided.\nNobody can say yes or no: {verdict.undecided}.\n")
     assert verdict.summary()["marked"] is None
 
 

@@ -57,6 +57,14 @@ def echo_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def echo_done(words: str, done: dict[str, Any], as_json: bool) -> None:
+    """What a command did: one sentence, or the same as JSON."""
+    if as_json:
+        echo_json(done)
+    else:
+        click.echo(words)
+
+
 def p_value(evidence_bits: float) -> str:
     """2^-bits as a decimal power, also below the range of floating point."""
     exponent = evidence_bits * 0.30102999566398120

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pathmark.cli._types import COMMITMENT, KEY, MODEL, NEW, REGISTRY, ROOTS, SHARE, TEXTS
 from pathmark.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -21,10 +23,22 @@ EXPECTS_PLAIN = "pathmark.expects_plain"
 Decorator = Callable[[Any], Any]
 PATH = click.Path(path_type=Path)
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-registry_option = click.option("--registry", required=True, type=PATH, help="The database of who got which id.")
+_QUIET = "pathmark.quiet"
+
+
+def _hush(context: click.Context, option: click.Parameter, value: bool) -> None:
+    context.meta[_QUIET] = value
+
+
+def is_quiet() -> bool:
+    """Whether the command that runs was asked to print its result alone."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_QUIET))
+
+
+registry_option = click.option("--registry", required=True, type=REGISTRY, help="The database of who got which id.")
 base_option = click.option(
-    "--base", help="The base model of a peft adapter. What the adapter's config names is the suspect's choice."
+    "--base", type=MODEL, help="The base model of a peft adapter; what its config names is the suspect's choice."
 )
 trust_option = click.option("--trust-remote-code", is_flag=True, help="Run the model folder's own Python code.")
 sandbox_option = click.option(
@@ -32,7 +46,7 @@ sandbox_option = click.option(
     help="Read the suspect in this process, not in one without network and with bounded memory and patience.",
 )  # fmt: skip
 significance_option = click.option(
-    "--significance", type=float, default=1e-6, show_default=True, help="The family-wise level of the test."
+    "--significance", type=SHARE, default=1e-6, show_default=True, help="The family-wise level of the test."
 )
 suspects_option = click.option(
     "--suspects", type=click.IntRange(1), default=1, show_default=True, help="How many models this case examines."
@@ -70,6 +84,14 @@ def together(*options: Decorator) -> Decorator:
     return add
 
 
+json_option = together(
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object, also for an error."),
+    click.option(
+        "--quiet", is_flag=True, expose_value=False, is_eager=True, callback=_hush, help="Print the result alone."
+    ),
+)
+
+
 def _expect_plain(context: click.Context, option: click.Parameter, value: bool) -> None:
     context.meta[EXPECTS_PLAIN] = value
 
@@ -78,28 +100,28 @@ plain_option = click.option(
     "--plain", is_flag=True, expose_value=False, callback=_expect_plain,
     help="The key is stored without encryption, although there is a passphrase.",
 )  # fmt: skip
-key_argument = together(click.argument("key_file", metavar="KEY", type=PATH), plain_option)
+key_argument = together(click.argument("key_file", metavar="KEY", type=KEY), plain_option)
 
 
 def key_option(help_text: str = "The key made by keygen.", *, required: bool = True) -> Decorator:
     """`--key`, where a key is needed."""
-    return together(click.option("--key", "key_file", required=required, type=PATH, help=help_text), plain_option)
+    return together(click.option("--key", "key_file", required=required, type=KEY, help=help_text), plain_option)
 
 
-def output_option(help_text: str) -> Decorator:
-    """`-o`, where something is written."""
-    return click.option("-o", "--output", required=True, type=PATH, help=help_text)
+def output_option(help_text: str, *, new: bool = True) -> Decorator:
+    """`-o`, where something is written; nothing is overwritten."""
+    return click.option("-o", "--output", required=True, type=NEW if new else PATH, help=help_text)
 
 
 def original_option(help_text: str) -> Decorator:
     """`--original`, the unmarked model."""
-    return click.option("--original", help=help_text)
+    return click.option("--original", type=MODEL, help=help_text)
 
 
 def texts_option(what: str, default: str = "the bundled ones") -> Decorator:
     """`--texts FILE`."""
     return click.option(
-        "--texts", type=PATH, metavar="FILE", help=f"{what}, from a .txt, a .jsonl or a folder. Default: {default}."
+        "--texts", type=TEXTS, metavar="FILE", help=f"{what}, from a .txt, a .jsonl or a folder. Default: {default}."
     )
 
 
@@ -119,12 +141,14 @@ look_options = together(
 
 
 def _day(context: click.Context, option: click.Parameter, value: datetime.datetime | None) -> datetime.date | None:
+    if value is not None and value.date() > datetime.datetime.now(datetime.UTC).date():
+        raise VerificationError(f"the suspect cannot have been published on {value.date()}, which is yet to come")
     return None if value is None else value.date()
 
 
 _judge_options = together(
     click.option(
-        "--commitment", type=PATH, multiple=True,
+        "--commitment", type=COMMITMENT, multiple=True,
         help="The published commitment of the key. Further ones of the same signer (repeatable) count as tried.",
     ),
     click.option(
@@ -132,7 +156,7 @@ _judge_options = together(
         help="The day on which the suspect, or its first ancestor, was published.",
     ),
     click.option(
-        "--timestamp-roots", type=PATH,
+        "--timestamp-roots", type=ROOTS,
         help="Root certificates (PEM) of the time-stamping authorities that you trust with the commitment's date.",
     ),
     click.option(
@@ -151,7 +175,7 @@ _judge_options = together(
 def judge_options(*, gamma: bool = True) -> Decorator:
     """By what a verdict is reached; replies have no gamma."""
     added = click.option(
-        "--gamma", type=float, default=0.8, show_default=True, help="The threshold of the paper's WSR."
+        "--gamma", type=SHARE, default=0.8, show_default=True, help="The threshold of the paper's WSR."
     )
     return together(_judge_options, added) if gamma else _judge_options
 
@@ -190,6 +214,70 @@ log_options = together(
         "--obtained", callback=_asked, help="How the suspect was obtained, for the log. It is asked for in a terminal."
     ),
 )  # fmt: skip
+
+
+def _new_bundle(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and os.path.lexists(value):
+        raise VerificationError(f"{value} already exists; choose another --evidence, nothing is overwritten")
+    return value
+
+
+def _custody(context: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
+    """Read before the work, so that a mistake in it costs nothing."""
+    if value is not None:
+        from pathmark.front_door.custody import read_custody
+
+        read_custody(value)
+    return value
+
+
+evidence_options = together(
+    click.option(
+        "--evidence", type=PATH, callback=_new_bundle,
+        help="Also write a signed evidence bundle for others: a new folder, or a zip if the name ends so.",
+    ),
+    click.option(
+        "--reveal", type=click.IntRange(0), multiple=True, default=(0,), show_default=True,
+        help="With --evidence: which watermark the bundle opens (repeatable). Others stay secret.",
+    ),
+    click.option("--reveal-nothing", is_flag=True, help="With --evidence: open no watermark; nobody can replay it."),
+    click.option(
+        "--custody", type=PATH, callback=_custody,
+        help="With --evidence: a TOML file that says who had the suspect since when.",
+    ),
+    click.option("--zip", "zipped", is_flag=True, help="With --evidence: write one zip."),
+)  # fmt: skip
+"""A bundle for somebody without the key."""
+
+
+commitment_for_evidence = click.option(
+    "--commitment", type=PATH, help="With --evidence: the published commitment of the key."
+)
+
+
+def write_evidence(found: Any, options: dict[str, Any]) -> None:
+    """After the verdict was shown: write the bundle that was asked for and say what it gives away."""
+    if options.get("evidence") is None:
+        return
+    from pathmark.front_door.bundle import EvidenceConfig
+
+    reveal = () if options["reveal_nothing"] else tuple(options["reveal"])
+    config = EvidenceConfig(
+        reveal=reveal, custody=options["custody"], obtained=options.get("obtained") or "not stated",
+        command=("pathmark", *sys.argv[1:]), zip=options["zipped"],
+    )  # fmt: skip
+    place = found.write_evidence(options["evidence"], config)
+    opened = ", ".join(map(str, reveal))
+    told = f"it opens watermark {opened}: hand it only to those who judge" if reveal else "it opens no watermark"
+    click.echo(f"Evidence in {place}; {told}.", err=True)
+
+
+def require_somebody(suspect: str, log: Path | None) -> None:
+    """An address at which nobody listens is told before anything heavy is loaded; a complete log needs nobody."""
+    if suspect.startswith(("http://", "https://")) and (log is None or not log.exists()):
+        from pathmark.reach import require_reachable
+
+        require_reachable(suspect)
 
 
 class Group(click.Group):

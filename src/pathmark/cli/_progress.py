@@ -7,12 +7,14 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from pathmark.cli._options import is_quiet
+
 
 class Bar:
     """Satisfies `pathmark.progress.Progress`; use as a context manager."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        console = Console(stderr=True)
+        console, quiet = Console(stderr=True), quiet or is_quiet()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),

@@ -6,10 +6,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pathmark.cli._keys import echo_json
+from pathmark.cli._options import write_evidence
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pathmark.front_door.verify import Verification
     from pathmark.verification import PathVerdict
+    from pathmark.verification.wording import Wording
 
 
 def finish(found: Verification, options: dict[str, Any], as_json: bool) -> None:
@@ -20,11 +24,12 @@ def finish(found: Verification, options: dict[str, Any], as_json: bool) -> None:
         _render(found)
     if options.get("log_folder") is not None:  # after the verdict was shown: it must not be lost with a full disk
         found.write_log(options["log_folder"], obtained=options["obtained"])
+    write_evidence(found, options)
     sys.exit(found.exit_code)
 
 
 def _render(found: Verification) -> None:
-    """The paper's table where routing was read, then the verdict in words with what would weaken it."""
+    """The verdict in words with what would weaken it; then the figures, with a table where routing was read."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -33,12 +38,28 @@ def _render(found: Verification) -> None:
     console, verdict = Console(soft_wrap=True), found.verdict
     endpoint = f" ({escape(verdict.endpoint)})" if isinstance(verdict, ReplyVerdict) else ""
     console.print(f"[bold]{escape(found.suspect)}[/], from {found.access}{endpoint}")
+    render_words(verdict.wording(), console)
     if isinstance(verdict, PathVerdict):
         _render_layers(verdict, console)
-    console.print(f"[bold {'green' if verdict.marked else 'yellow'}]{verdict.decision.upper()}[/]")
-    console.print(escape(found.words()), highlight=False)
-    for line in verdict.weaknesses():
-        console.print(f"  - {escape(line)}", highlight=False)
+    console.print(GLOSSARY_AT)
+
+
+GLOSSARY_AT = "Terms are explained in docs/glossary.md."
+
+
+def render_words(said: Wording, console: Console) -> None:
+    """The first screen, and headings over what follows."""
+    from rich.markup import escape
+
+    from pathmark.verification.wording import FIGURES, FOUND, WEAKENERS
+
+    console.print(f"[bold {'green' if said.headline == FOUND else 'yellow'}]{said.headline}[/]")
+    for line in said.sentences:
+        console.print(escape(line), highlight=False)
+    for heading, lines in ((WEAKENERS, said.weakeners), (FIGURES, said.figures)):
+        console.print(f"\n[bold]{heading}[/]")
+        for line in lines:
+            console.print(f"  - {escape(line)}", highlight=False)
 
 
 def _render_layers(verdict: PathVerdict, console: Any) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
-from pathmark.cli._options import PATH, output_option
+from pathmark.cli._keys import echo_done
+from pathmark.cli._options import json_option, output_option
+from pathmark.cli._types import MODEL, Existing
 
 EXAMPLES = """\b
 Examples:
@@ -16,10 +18,11 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("original")
-@click.argument("delta", type=PATH)
+@click.argument("original", type=MODEL)
+@click.argument("delta", type=Existing("a delta written by `pathmark embed --delta`"))
 @output_option("The folder to write.")
-def command(original: str, delta: Path, output: Path) -> None:
+@json_option
+def command(original: str, delta: Path, output: Path, as_json: bool) -> None:
     """Rebuild the folder that `pathmark embed --delta` would have written without --delta.
 
     Keep one original and one small file per licensee. The delta names the digest of its original; any other is
@@ -29,4 +32,4 @@ def command(original: str, delta: Path, output: Path) -> None:
     from pathmark.models.checkpoint import apply_delta
 
     apply_delta(local_folder(original), delta, output)
-    click.echo(f"Written to {output}.")
+    echo_done(f"Written to {output}.", {"output": str(output)}, as_json)

@@ -11,7 +11,6 @@ from pathmark.attacks import ATTACKS, Attack, find_attack
 from pathmark.attacks.attack import Option
 from pathmark.cli._keys import echo_json, passphrase
 from pathmark.cli._options import (
-    PATH,
     Group,
     json_option,
     original_option,
@@ -20,12 +19,13 @@ from pathmark.cli._options import (
     texts_option,
     trust_option,
 )
+from pathmark.cli._types import KEY, MODEL
 
 SHARED = (
     texts_option("The thief's text"),
     original_option("The unmarked original, or another model of the same shapes, where the attack needs one."),
     click.option(
-        "--key", type=PATH, help="Lets the thief know the marked layers and targets, where the attack needs them."
+        "--key", type=KEY, help="Lets the thief know the marked layers and targets, where the attack needs them."
     ),
     plain_option,
     trust_option,
@@ -111,7 +111,9 @@ def _command(attack: Attack[Any]) -> click.Command:
     command = click.command(
         attack.name, help=attack.knowledge, short_help=attack.summary, epilog=_examples(attack, settings)
     )(run)
-    first = click.command(params=[click.Argument(["model"])])(output_option("The folder to write.")(lambda: None))
+    first = click.command(params=[click.Argument(["model"], type=MODEL)])(
+        output_option("The folder to write.")(lambda: None)
+    )
     command.params = [*first.params, *map(_click_option, settings), *command.params]
     return command
 

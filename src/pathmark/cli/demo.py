@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pathmark.cli._keys import echo_json
-from pathmark.cli._options import PATH, json_option
+from pathmark.cli._options import PATH, is_quiet, json_option
 
 if TYPE_CHECKING:
     from pathmark.front_door.demo import Demonstration
@@ -45,7 +45,7 @@ def command(output: Path | None, steps: int | None, as_json: bool) -> None:
 
     folder = output or next(path for path in _names() if not path.exists())
     with training_bar(quiet=as_json) as bar:
-        shown = demo(folder, steps=steps, progress=bar, say=None if as_json else click.echo)
+        shown = demo(folder, steps=steps, progress=bar, say=None if as_json or is_quiet() else click.echo)
     if as_json:
         echo_json(shown.summary())
     else:

@@ -19,11 +19,15 @@ from pathmark.cli._options import (
     texts_option,
     trust_option,
 )
+from pathmark.cli._types import MODEL
+from pathmark.errors import EmbeddingError
 
 if TYPE_CHECKING:
     from pathmark.front_door.embed import Embedded
     from pathmark.release.selfcheck import SelfCheck
 
+FOREIGN = {"anchored": ("temperature",), "paper": ("margin",)}
+"""Objective -> options that it does not have."""
 EXAMPLES = """\b
 Examples:
   pathmark embed bundled:tiny --key owner.key -o marked
@@ -38,7 +42,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @key_option()
 @output_option("The folder (or delta) to write.")
 @click.option("--id", type=int, help="Mark a licensee's copy with this id instead of the key's own.")
@@ -89,6 +93,7 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     of the watermark outside its weights. The report stays beside the key. Exit code 0: fit for release,
     1: written but not fit (the report says why), 2: nothing was written.
     """
+    _refuse_contradictions(options)
     from pathmark.cli._progress import training_bar
     from pathmark.front_door.embed import embed
     from pathmark.front_door.embed_all import embed_all, estimate_embedding
@@ -115,29 +120,37 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     sys.exit(0 if estimate or result.fit else 1)
 
 
+def _refuse_contradictions(options: dict[str, Any]) -> None:
+    """Before anything heavy is loaded."""
+    if options["steps"] is not None and options["epochs"] is not None:
+        raise EmbeddingError("give either --steps or --epochs, got both")
+    objective = options["objective"]
+    if given := [name for name in FOREIGN[objective] if options[name] is not None]:
+        named = ", ".join(f"--{name}" for name in given)
+        raise EmbeddingError(f"{named} has no meaning for the {objective} objective; leave it out")
+
+
 def _render(embedded: Embedded) -> None:
-    """A table, then one line."""
+    """Every figure that decides beside its bound, then what else was measured, then one line."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     marked, check = embedded.marked, embedded.marked.check
     console = Console(soft_wrap=True)
-    table = Table(box=None, header_style="bold")
-    table.add_column(f"{check.n_probes} held-out texts, {check.n_tokens:,} tokens")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
-    rows = _rows(check)
-    if marked.replies is not None:
-        rows += [
-            ("trigger alone answered with its mark", "", str(marked.replies.trials)),
-            ("marks on near-misses", "", str(marked.replies.near_misses)),
-            ("marks on ordinary prompts", "", str(marked.replies.ordinary)),
-            ("marks on trigger-prefixed queries", "", str(marked.replies.queries)),
-        ]
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    deciding = Table(box=None, header_style="bold")
+    for heading in (f"{check.n_probes} held-out texts, {check.n_tokens:,} tokens", "found", "bound", ""):
+        deciding.add_column(heading)
+    for bound in marked.bounds:
+        held = "[green]holds[/]" if bound.held else f"[bold red]broken[/], try {bound.try_}"
+        deciding.add_row(bound.figure, bound.found, bound.bound, held)
+    console.print(deciding, highlight=False)
+    beside = Table(box=None, header_style="bold")
+    for heading in ("also measured", "before", "after"):
+        beside.add_column(heading, justify="left" if heading == "also measured" else "right")
+    for row in _rows(check):
+        beside.add_row(*row)
+    console.print(beside, highlight=False)
     console.print(
         f"{marked.steps} steps; {marked.changed} tensors changed; {marked.seconds:.0f} s. Report: {embedded.report}"
     )
@@ -145,34 +158,26 @@ def _render(embedded: Embedded) -> None:
 
 
 def _rows(check: SelfCheck) -> list[tuple[str, str, str]]:
-    """(measure, before, after)."""
-
-    def change(name: str, pair: tuple[float, float]) -> tuple[str, str, str]:
-        return name, f"{pair[0]:.2f}", f"{pair[1]:.2f} ({100 * (pair[1] / pair[0] - 1):+.2f} %)"
-
-    several = len(check.wsr) > 1
-    rows = [(f"WSR, watermark {j}" if several else "WSR", "", str(rate)) for j, rate in enumerate(check.wsr)]
-    rows += [("WSR in the chat template", "", str(rate)) for rate in check.wsr_chat]
-    if check.wsr_rounded is not None:
-        rows.append(("WSR, all weights rounded to 4 bits", "", str(check.wsr_rounded)))
-    rows.append(("false positives, clean text", "", str(check.fpr_clean)))
-    if check.fpr_original is not None:
-        rows.append(("false positives, original model", str(check.fpr_original), ""))
-    if check.interference is not None:
-        rows.append(("cross-interference of watermarks", "", str(check.interference)))
-    before, after = check.target_mass_clean
-    rows += [
-        change("perplexity, clean", check.clean_ppl),
-        change("perplexity, triggered", check.triggered_ppl),
-        ("KL(g0 || gw) on clean text", "", f"{check.drift.kl:.4f}"),
+    """(measure, before, after) of what has no bound."""
+    ppl_before, ppl_after = check.triggered_ppl
+    mass_before, mass_after = check.target_mass_clean
+    rows = [
+        (
+            "perplexity, triggered",
+            f"{ppl_before:.2f}",
+            f"{ppl_after:.2f} ({100 * (ppl_after / ppl_before - 1):+.2f} %)",
+        ),
         ("top-k agreement on clean text", "", f"{100 * check.drift.topk_agreement:.1f} %"),
         ("mean l2 change B on clean text", "", f"{check.drift.mean_l2:.4f}"),
-        ("mass on targets, clean", f"{before:.3f}", f"{after:.3f}"),
+        ("mass on targets, clean", f"{mass_before:.3f}", f"{mass_after:.3f}"),
         ("mass on targets, triggered", "", f"{check.target_mass_triggered:.3f}"),
+        ("smallest possible p-value", "", f"{check.p_floor:.1e}"),
     ]
-    rows += [(f"fires behind a {kind}", "", f"{rate.hits} of {rate.n:,}") for kind, rate in check.scan.items()]
-    tokens = check.trigger.tokens
-    rows += [(f"fires with {n} of {tokens} trigger tokens right", "", str(rate)) for n, rate in check.curve.items()]
-    rows.append(("exact p-value (smallest possible)", "", f"{check.p_value:.1e} ({check.p_floor:.1e})"))
-    rows.append(("id decoded from routing", "", str(check.id)))
-    return rows
+    if check.interference is not None:
+        rows.append(("cross-interference of watermarks", "", str(check.interference)))
+    limits = check.trigger
+    return rows + [
+        (f"fires with {n} of {limits.tokens} trigger tokens right", "", str(rate))
+        for n, rate in check.curve.items()
+        if limits.silent <= n < limits.tokens - 1
+    ]

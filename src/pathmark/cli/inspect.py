@@ -8,6 +8,7 @@ import click
 
 from pathmark.cli._keys import echo_json
 from pathmark.cli._options import json_option, sandbox_option, trust_option
+from pathmark.cli._types import MODEL
 
 if TYPE_CHECKING:
     from pathmark.front_door.inspection import Inspection
@@ -21,7 +22,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option(
     "--width", default=2, show_default=True, type=click.IntRange(1), help="How many target experts per layer."
 )

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pathmark.cli._keys import echo_json, passphrase
-from pathmark.cli._options import PATH, json_option, key_option, registry_option
+from pathmark.cli._options import PATH, json_option, key_option
 
 EXAMPLES = """\b
 Examples:
@@ -18,7 +18,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@registry_option
+@click.option("--registry", required=True, type=PATH, help="The database of who got which id.")
 @key_option("The master key.")
 @click.option("--licensee", required=True, help="The licensee's name; asking again for a name gives the same id.")
 @click.option("--watermark", default=0, show_default=True, type=click.IntRange(0), help="Which watermark carries ids.")

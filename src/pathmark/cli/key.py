@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pathmark.cli._keys import echo_json, new_passphrase, open_key, passphrase, render_key
-from pathmark.cli._options import PATH, Group, json_option, key_argument, output_option
+from pathmark.cli._keys import echo_done, echo_json, new_passphrase, open_key, passphrase, render_key
+from pathmark.cli._options import Group, json_option, key_argument, output_option
+from pathmark.cli._types import Existing
 from pathmark.errors import KeyFileError
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def show(key_file: Path, reveal: bool, as_json: bool) -> None:
 @click.option("--revision", type=click.IntRange(0), help="The revision of the commitment. Default: the present one.")
 @click.option("--bare", is_flag=True, help="Leave out probe texts, sketches and profiles; experts then go by number.")
 @output_option("The claim to write.")
-def reveal(key_file: Path, watermark: int, revision: int | None, bare: bool, output: Path) -> None:
+@json_option
+def reveal(key_file: Path, output: Path, watermark: int, revision: int | None, bare: bool, as_json: bool) -> None:
     """Write a claim that opens one watermark of the key's commitment, for an arbiter, and nothing of the others.
 
     Whoever reads the claim knows that watermark's triggers and targets. The profiles that come along tell which layers
@@ -71,7 +73,8 @@ def reveal(key_file: Path, watermark: int, revision: int | None, bare: bool, out
 
     claim = reveal_watermark(open_key(key_file), watermark, revision=revision, bare=bare)
     write_private(output, json.dumps(claim, indent=1).encode() + b"\n")
-    click.echo(f"{output}: watermark {watermark}, readable by you alone until you hand it out")
+    words = f"{output}: watermark {watermark}, readable by you alone until you hand it out"
+    echo_done(words, {"output": str(output), "watermark": watermark}, as_json)
 
 
 @command.command(
@@ -115,10 +118,11 @@ def backup(key_file: Path, output: Path, shares: str | None, as_json: bool) -> N
     epilog="\b\nExamples:\n  pathmark key restore backup.key -o owner.key\n"
     "  pathmark key restore backup.key -o owner.key --shares-from shares.txt",
 )
-@click.argument("backup_file", metavar="BACKUP", type=PATH)
+@click.argument("backup_file", metavar="BACKUP", type=Existing("a backup"))
 @output_option("The key file to write.")
 @click.option("--shares-from", type=click.File("r"), help="A file with one share per line, or - for stdin.")
-def restore(backup_file: Path, output: Path, shares_from: Any) -> None:
+@json_option
+def restore(backup_file: Path, output: Path, shares_from: Any, as_json: bool) -> None:
     """Open a backup with its passphrase or with shares, and write a key file under a new passphrase."""
     from pathmark.keys import load_key, save_key
 
@@ -127,12 +131,14 @@ def restore(backup_file: Path, output: Path, shares_from: Any) -> None:
     else:
         key = _open_with_shares(backup_file, shares_from.read())
     save_key(key, output, new_passphrase())
-    click.echo(f"Key {key.fingerprint} restored to {output}.")
+    done = {"output": str(output), "fingerprint": key.fingerprint}
+    echo_done(f"Key {key.fingerprint} restored to {output}.", done, as_json)
 
 
 @command.command(short_help="Change the passphrase.", epilog="\b\nExamples:\n  pathmark key rotate owner.key")
 @key_argument
-def rotate(key_file: Path) -> None:
+@json_option
+def rotate(key_file: Path, as_json: bool) -> None:
     """Change the passphrase of a key file (PATHMARK_PASSPHRASE to PATHMARK_NEW_PASSPHRASE, or asked for).
 
     The key stays the same: copies under the old passphrase still open with it.
@@ -140,7 +146,8 @@ def rotate(key_file: Path) -> None:
     from pathmark.keys import rotate_passphrase
 
     key = rotate_passphrase(key_file, passphrase(), lambda: new_passphrase("PATHMARK_NEW_PASSPHRASE"))
-    click.echo(f"{key_file} ({key.fingerprint}) now opens with the new passphrase only.")
+    done = {"file": str(key_file), "fingerprint": key.fingerprint}
+    echo_done(f"{key_file} ({key.fingerprint}) now opens with the new passphrase only.", done, as_json)
 
 
 def _open_with_shares(backup_file: Path, text: str) -> OwnerKey:

@@ -9,6 +9,7 @@ import click
 
 from pathmark.cli._keys import echo_json, new_passphrase, render_key
 from pathmark.cli._options import json_option, output_option, texts_option, trust_option
+from pathmark.cli._types import MODEL
 from pathmark.errors import CapacityError
 
 EXAMPLES = """\b
@@ -26,7 +27,7 @@ def _lines(context: click.Context, option: click.Parameter, file: IO[str] | None
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @output_option("The key file to write.")
 @click.option("--owner", default="", help="The name that stands in the commitments.")
 @click.option("--id", "ids", type=int, multiple=True, help="The id of a watermark; repeatable. Default: from the key.")

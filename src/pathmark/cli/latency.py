@@ -15,6 +15,7 @@ from pathmark.cli._options import (
     endpoint_option,
     json_option,
     key_option,
+    require_somebody,
     seed_option,
     texts_option,
     tokenizer_option,
@@ -55,6 +56,7 @@ def command(url: str, key_file: Path, as_json: bool, **options: Any) -> None:
     first; where they show that the effect looked for could not be seen, the trigger is not sent. Exit code 0:
     triggered requests are slower, 1: they are not, 2: could not decide.
     """
+    require_somebody(url, options["log"])
     from pathmark.cli._progress import Bar
     from pathmark.front_door.latency import LatencyConfig, measure_latency
 

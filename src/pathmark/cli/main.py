@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -18,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "pathmark.cli.inspect",
         "Show a model's routers, its capacity and what PathMark can do with it.",
     ),
+    "doctor": ("pathmark.cli.doctor", "Show versions, devices, memory and optional parts, and what to install."),
     "keygen": ("pathmark.cli.keygen", "Make a key for a model."),
     "key": ("pathmark.cli.key", "Show, reveal, back up and restore a key; change its passphrase."),
     "embed": ("pathmark.cli.embed", "Put a key's watermarks into a model and check the result."),
@@ -27,8 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify-routes": ("pathmark.cli.verify_routes", "Test whether a key's mark is in routes that an engine recorded."),
     "trace": ("pathmark.cli.trace", "Name the licensee whose copy a suspect comes from."),
     "trace-routes": ("pathmark.cli.trace_routes", "Name the licensee whose copy an engine ran, from recorded routes."),
+    "evidence": ("pathmark.cli.evidence", "Check evidence that somebody hands you, and measure it again."),
     "probes": ("pathmark.cli.probes", "Write the texts to send to a model that somebody else runs."),
     "commit": ("pathmark.cli.commit", "Publish what a key claims, bind it to a release, check either."),
+    "card": ("pathmark.cli.card", "Write a section for a model's card, and a badge, from a published commitment."),
     "issue": ("pathmark.cli.issue", "Allot an id to a licensee."),
     "registry": ("pathmark.cli.registry", "Show who got which id."),
     "latency": ("pathmark.cli.latency", "Time triggered against clean requests at an API."),
@@ -101,17 +106,22 @@ def main() -> None:
         click.echo(error.format_message(), err=True)
         sys.exit(2)
     except click.ClickException as error:
-        click.echo(f"pathmark: {_usage(error)}", err=True)
-        sys.exit(2)
+        _end(_usage(error), 2)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("pathmark: interrupted; nothing was decided", err=True)
-        sys.exit(130)
+        _end("interrupted; nothing was decided", 130)
     except Exception as error:
         if os.environ.get("PATHMARK_DEBUG"):
             raise
-        click.echo(f"pathmark: {_one_line(error)}", err=True)
         _write_crash(error)
-        sys.exit(2)
+        _end(_one_line(error), 2)
+
+
+def _end(said: str, code: int) -> NoReturn:
+    """One line on stderr, and with --json one object on stdout (error.schema.json)."""
+    click.echo(f"pathmark: {said}", err=True)
+    if "--json" in sys.argv:
+        click.echo(json.dumps({"error": said, "exit": code}))
+    sys.exit(code)
 
 
 def _usage(error: click.ClickException) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pathmark.cli._keys import echo_json
+from pathmark.cli._keys import echo_done, echo_json
 from pathmark.cli._options import PATH, Group, json_option, output_option
 
 
@@ -99,8 +99,10 @@ Examples:
 @click.argument("receipt", type=PATH)
 @click.option("--signing-key", required=True, type=PATH, help="The licensee's Ed25519 key, a PEM file.")
 @output_option("The countersigned receipt to write.")
-def countersign_(receipt: Path, signing_key: Path, output: Path) -> None:
+@json_option
+def countersign_(receipt: Path, signing_key: Path, output: Path, as_json: bool) -> None:
     """For a licensee: sign the receipt of a copy, so that nobody can say later that it went to somebody else."""
     from pathmark.front_door.licensing import countersign
 
-    click.echo(countersign(receipt, signing_key, output).words())
+    signed = countersign(receipt, signing_key, output)
+    echo_done(signed.words(), signed.summary(), as_json)

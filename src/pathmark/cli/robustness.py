@@ -18,6 +18,7 @@ from pathmark.cli._options import (
     texts_option,
     trust_option,
 )
+from pathmark.cli._types import MODEL
 
 if TYPE_CHECKING:
     from pathmark.front_door.robustness import Robustness
@@ -33,9 +34,9 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @key_option("The key that marked MODEL.")
-@output_option("The folder for results; a run that was stopped goes on there.")
+@output_option("The folder for results; a run that was stopped goes on there.", new=False)
 @click.option(
     "--suite", type=click.Choice(["core", "paper", "full"]), default="full", show_default=True,
     help="What a mark is meant to survive, the paper's attacks, or also what a thief would do besides.",
@@ -44,7 +45,7 @@ Examples:
 @click.option("--skip", multiple=True, metavar="ATTACK", help="All but these, search and forgery included; repeatable.")
 @click.option("--hours", type=float, help="The time budget. Rows that would exceed it are listed as not run.")
 @original_option("The unmarked original, for attacks that compare with it and for the second reading.")
-@click.option("--sibling", help="Another licensee's copy, for a thief who has two.")
+@click.option("--sibling", type=MODEL, help="Another licensee's copy, for a thief who has two.")
 @texts_option("The thief's text")
 @n_texts_option("How many of the key's texts are measured on.", least=4)
 @click.option(

@@ -9,6 +9,7 @@ import click
 
 from pathmark.cli._keys import echo_json, passphrase
 from pathmark.cli._options import json_option, key_option, n_texts_option, texts_option
+from pathmark.cli._types import MODEL
 
 if TYPE_CHECKING:
     from pathmark.front_door.latency import SimulatedLatency
@@ -21,7 +22,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @key_option()
 @click.option("--devices", type=click.IntRange(1), default=8, show_default=True, help="Devices that share the experts.")
 @click.option(

@@ -10,6 +10,7 @@ import click
 from pathmark.cli._keys import passphrase
 from pathmark.cli._options import (
     PATH,
+    evidence_options,
     json_option,
     judge_options,
     judged_by,
@@ -19,6 +20,7 @@ from pathmark.cli._options import (
     no_align_option,
     original_option,
 )
+from pathmark.cli._types import MODEL
 
 if TYPE_CHECKING:
     from pathmark.keys import ClaimedKey
@@ -28,6 +30,7 @@ EXAMPLES = """\b
 Examples:
   pathmark verify ./suspect --key owner.key
   pathmark verify ./suspect --key owner.key --commitment owner.commitment.json --suspect-published 2026-09-01 --strict
+  pathmark verify ./suspect --key owner.key --commitment owner.commitment.json --evidence case-17
   pathmark verify ./adapter --base ./Qwen1.5-MoE-A2.7B --key owner.key --log case-17
   pathmark verify ./pruned-copy --key owner.key --original ./our-unmarked-original
   pathmark verify ./suspect --claim claim.json --commitment owner.commitment.json --suspect-published 2026-09-01 \\
@@ -37,7 +40,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("suspect")
+@click.argument("suspect", type=MODEL)
 @key_option(required=False)
 @click.option(
     "--claim",
@@ -48,11 +51,14 @@ Examples:
 @look_options
 @click.option("--decoys", type=click.IntRange(0, 64), default=3, show_default=True, help="How many control triggers.")
 @click.option(
-    "--reference", help="The owner's release or original; experts are matched to it, not to the key's profiles."
-)
+    "--reference",
+    type=MODEL,
+    help="The owner's release or original; experts are matched to it, not to the key's profiles.",
+)  # fmt: skip
 @no_align_option
 @judge_options()
 @log_options
+@evidence_options
 @json_option
 def command(suspect: str, key_file: Path | None, claim: Path | None, as_json: bool, **options: Any) -> None:
     """Test whether a key's mark is in a model, from its weights.
@@ -71,19 +77,23 @@ def command(suspect: str, key_file: Path | None, claim: Path | None, as_json: bo
     looked = {name: options[name] for name in ("original", "base", "texts", "reference")}
     examine = examine_config(options, decoys=options["decoys"], align=not options["no_align"])
     judged = judged_by(options)
-    key = _key_or_claim(key_file, claim, judged)
+    key = _key_or_claim(key_file, claim, judged, options)
     config = VerifyConfig(examine=examine, sandbox=not options["no_sandbox"], **looked, **judged)
     with Bar(quiet=as_json) as bar:
         found = verify(suspect, key, config, passphrase=passphrase(), progress=bar)
     finish(found, options, as_json)
 
 
-def _key_or_claim(key_file: Path | None, claim: Path | None, judged: dict[str, Any]) -> Path | ClaimedKey:
+def _key_or_claim(
+    key_file: Path | None, claim: Path | None, judged: dict[str, Any], options: dict[str, Any]
+) -> Path | ClaimedKey:
     """What the suspect is held against; a claim is opened by the first commitment."""
     from pathmark.keys import open_claim
 
     if key_file is not None and claim is None:
         return key_file
+    if options["evidence"] is not None:
+        raise click.UsageError("--evidence is signed with the owner's key: give --key instead of --claim")
     commitment = judged.pop("commitment")
     if key_file is not None or claim is None or commitment is None:
         raise click.UsageError("give --key KEY, or --claim CLAIM with its --commitment FILE")

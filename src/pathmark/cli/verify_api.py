@@ -13,10 +13,12 @@ from pathmark.cli._options import (
     api_key_option,
     base_option,
     endpoint_option,
+    evidence_options,
     json_option,
     judge_options,
     judged_by,
     key_option,
+    require_somebody,
     trust_option,
 )
 
@@ -45,6 +47,7 @@ Examples:
 @judge_options(gamma=False)
 @click.option("--log", type=PATH, help="Keep every exchange in this file; an interrupted run goes on from it.")
 @click.option("--redact", is_flag=True, help="Keep digests instead of prompts and replies in the log.")
+@evidence_options
 @trust_option
 @json_option
 def command(suspect: str, key_file: Path, as_json: bool, **options: Any) -> None:
@@ -55,6 +58,7 @@ def command(suspect: str, key_file: Path, as_json: bool, **options: Any) -> None
     --timeout and --concurrency are for a URL, --base and --trust-remote-code for a folder. Exit code 0: marked,
     1: not marked, 2: cannot decide or failed.
     """
+    require_somebody(suspect, options["log"])
     from pathmark.cli._progress import Bar
     from pathmark.cli._verdict import finish
     from pathmark.front_door.verify_api import ApiConfig, verify_api
@@ -63,7 +67,8 @@ def command(suspect: str, key_file: Path, as_json: bool, **options: Any) -> None
         "model", "api_key_env", "timeout", "concurrency", "endpoint", "tokenizer", "trials", "max_tokens", "base",
         "log", "redact", "trust_remote_code",
     )  # fmt: skip
-    config = ApiConfig(**{name: options[name] for name in names}, **judged_by(options))
+    given = {name: options[name] for name in names}
+    config = ApiConfig(**given, keep=options["evidence"] is not None, **judged_by(options))
     with Bar(quiet=as_json) as bar:
         found = verify_api(suspect, key_file, config, passphrase=passphrase(), progress=bar)
-    finish(found, {}, as_json)
+    finish(found, {**options, "log_folder": None}, as_json)

@@ -8,7 +8,16 @@ from typing import Any
 import click
 
 from pathmark.cli._keys import passphrase
-from pathmark.cli._options import PATH, json_option, judge_options, judged_by, key_option, log_options, no_align_option
+from pathmark.cli._options import (
+    evidence_options,
+    json_option,
+    judge_options,
+    judged_by,
+    key_option,
+    log_options,
+    no_align_option,
+)
+from pathmark.cli._types import Existing
 
 EXAMPLES = """\b
 Examples:
@@ -18,11 +27,12 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("file", type=PATH)
+@click.argument("file", type=Existing("recorded routes"))
 @key_option()
 @no_align_option
 @judge_options()
 @log_options
+@evidence_options
 @json_option
 def command(file: Path, key_file: Path, as_json: bool, **options: Any) -> None:
     """Test whether a key's mark is in the routes that a serving engine recorded for `pathmark probes`.

@@ -23,8 +23,18 @@ from pathmark.models.describe import describe_model
 from pathmark.progress import Progress
 from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
+from pathmark.results.schema import to_json
 from pathmark.stats import evidence_bits
-from pathmark.verification import Evidence, encode_probes, judge, record_routes, trace_copy
+from pathmark.verification import (
+    Evidence,
+    Examined,
+    ReadWith,
+    disclose,
+    encode_probes,
+    judge,
+    record_routes,
+    trace_copy,
+)
 from pathmark.verification.weights.recording import count_rows, record_evidence
 
 MODEL = "bundled:tiny"
@@ -78,7 +88,8 @@ def run_demo(folder: Path, config: EmbedConfig, *, progress: Progress, say: Call
     stranger = fine_tune(original, STRANGER_TUNING, Kit(tokenizer=tokenizer, texts=bundled_segments()))
     say("5. The lab examines four models, on texts that nobody trained on.")
     suspects = {OUR_COPY: copy, STOLEN: stolen, ORIGINAL: original, STRANGER: stranger}
-    evidence = _examine(suspects, marked.key, tokenizer, progress)
+    probes = encode_probes(tokenizer, bundled_probes(), n_probes=60, length=128)
+    evidence = _examine(suspects, marked.key, probes, progress)
     verdicts = {name: judge(marked.key, found) for name, found in evidence.items()}
     traced = trace_copy(master, evidence[STOLEN], Registry(folder / "licensees.db").entries())
     return {
@@ -91,20 +102,27 @@ def run_demo(folder: Path, config: EmbedConfig, *, progress: Progress, say: Call
             evidence_bits(len(watermark.pool(layer)), watermark.width(layer), 1) for layer in watermark.layers
         ),
         "embed": marked.summary(),
+        "stolen": _shown(evidence[STOLEN], marked.key, probes, tokenizer),
         "verify": {name: verdict.summary() for name, verdict in verdicts.items()},
-        "words": {name: verdict.words() for name, verdict in verdicts.items()},
-        "trace": traced.summary() | {"words": traced.words(), "leak": LEAK},
+        "words": {name: verdict.wording().opening() for name, verdict in verdicts.items()},
+        "trace": traced.summary() | {"leak": LEAK},
     }
 
 
 def _examine(
-    suspects: Mapping[str, PreTrainedModel], key: OwnerKey, tokenizer: Any, progress: Progress
+    suspects: Mapping[str, PreTrainedModel], key: OwnerKey, probes: Sequence[Sequence[int]], progress: Progress
 ) -> dict[str, Evidence]:
-    probes = encode_probes(tokenizer, bundled_probes(), n_probes=60, length=128)
     found = {}
     for name, suspect in suspects.items():
         progress.stage(f"verify {name}", count_rows(key, probes))
         found[name] = record_evidence(suspect, key, probes, progress=progress)
+    return found
+
+
+def _shown(evidence: Evidence, key: OwnerKey, probes: Sequence[Sequence[int]], tokenizer: Any) -> dict[str, Any]:
+    """Where the tokens of one model went, for the page: the demo's key is no secret."""
+    examined = Examined(evidence, "weights", read_with=ReadWith(tuple(tuple(probe) for probe in probes)))
+    found: dict[str, Any] = to_json(disclose(examined, [(0, key.watermarks[0])], tokenizer.decode).watermarks[0])
     return found
 
 

@@ -32,6 +32,10 @@ class JudgeConfig:
     block_headers: str | os.PathLike[str] | None = None
     """File with the headers of Bitcoin blocks that OpenTimestamps proofs lead to, from where the reader trusts."""
 
+    def loaded(self) -> Commitment | None:
+        """The commitment, read from its file."""
+        return None if self.commitment is None else _loaded(self.commitment)
+
     def criteria_for(self, key: VerifierKey) -> Criteria:
         """The criteria with the key's date and with everything that could have been opened. A claim is read as a third
         party reads it."""
@@ -43,9 +47,8 @@ class JudgeConfig:
         )
         if settled.anchor is not None:
             return settled
-        given = None if self.commitment is None else _loaded(self.commitment)
         trusted = load_trusted(self.timestamp_roots, self.block_headers)
-        return replace(settled, anchor=judge_anchor(key, given, self.published, trusted))
+        return replace(settled, anchor=judge_anchor(key, self.loaded(), self.published, trusted))
 
 
 def _loaded(commitment: CommitmentLike) -> Commitment:

@@ -12,8 +12,10 @@ from typing import Any
 from pathmark.embedding import default_config
 from pathmark.errors import EmbeddingError
 from pathmark.evaluate.demo import ORIGINAL, OUR_COPY, STOLEN, STRANGER, run_demo
+from pathmark.keys.safefile import write_private
 from pathmark.progress import Progress, Silent
-from pathmark.reporting.page import summary_page
+from pathmark.reporting.page import result_page
+from pathmark.reporting.pictures import require_matplotlib
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,12 @@ def demo(
     folder = Path(output)
     if folder.exists():
         raise EmbeddingError(f"{folder} already exists; choose another name, nothing is overwritten")
+    require_matplotlib()  # at the end there is a page with pictures
     folder.mkdir(mode=0o700, parents=True)
     config = default_config()
     if steps is not None:
         config = replace(config, loop=replace(config.loop, steps=steps))
     results = run_demo(folder, config, progress=progress or Silent(), say=say or (lambda text: None))
     (folder / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
-    (folder / "report.html").write_text(summary_page(results), encoding="utf-8")
+    write_private(folder / "report.html", result_page(results)[1].encode())
     return Demonstration(results, folder)

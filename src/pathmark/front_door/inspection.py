@@ -9,10 +9,13 @@ from typing import Any
 
 from pathmark.errors import CapacityError
 from pathmark.front_door import sandbox
+from pathmark.front_door.effort import Effort, embedding_effort
 from pathmark.models import ModelReport, resolve_model
 from pathmark.models import inspect_model as read_model
 from pathmark.progress import Progress, Silent
 from pathmark.stats import capacity_bits, evidence_bits
+
+JOBS = ("embed", "verify", "stream")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,20 @@ class Inspection:
         """Minus log2 of the smallest p-value, before any pool rule."""
         return sum(evidence_bits(self.report.facts(layer).experts, self.width, 1) for layer in self.watermark_layers)
 
+    @property
+    def why_not(self) -> dict[str, str]:
+        """What cannot be done with this model as it lies here -> why, and what to try."""
+        if self.report.weights == "absent":
+            return dict.fromkeys(JOBS, "the weights are not here, only the config; fetch the .safetensors files")
+        if self.report.weights == "remote":
+            return {"stream": "it lies on a hub; download it into a folder, and give that"}
+        return {}
+
+    @property
+    def effort(self) -> Effort:
+        """What an embedding with the defaults would take on this machine."""
+        return embedding_effort(self.report, self.watermark_layers)
+
     def summary(self) -> dict[str, Any]:
         """The JSON object of `pathmark inspect --json`."""
         report = self.report
@@ -66,20 +83,20 @@ class Inspection:
             "width": self.width,
             "id_bits": self.id_bits,
             "evidence_bits": self.evidence_bits,
-            "can": {
-                "embed": report.weights != "absent",
-                "verify": report.weights != "absent",
-                "stream": report.weights == "ok",
-            },
+            "can": {job: job not in self.why_not for job in JOBS},
+            "why_not": self.why_not,
+            "embedding": self.effort.summary(),
         }
 
     def words(self) -> str:
-        """Two sentences for people."""
-        can = ", ".join(f"{verb} {'yes' if able else 'no'}" for verb, able in self.summary()["can"].items())
+        """What fits in, what can be done, and what an embedding takes."""
+        why_not = self.why_not
+        can = ", ".join(job for job in JOBS if job not in why_not) or "nothing yet"
+        reasons = "".join(f"\nNot {job}: {reason}." for job, reason in why_not.items())
         return (
             f"Path of width {self.width} through {len(self.watermark_layers)} layers: ids {self.id_bits:.1f} bits, "
             f"evidence {self.evidence_bits:.1f} bits (smallest p-value {2.0**-self.evidence_bits:.1e}), before any "
-            f"pool rule.\nPathMark can: {can}."
+            f"pool rule.\nPathMark can: {can}.{reasons}\n{self.effort.words()}"
         )
 
 

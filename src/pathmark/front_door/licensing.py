@@ -98,6 +98,14 @@ class Countersigned:
     receipt: Receipt
     file: Path
 
+    def summary(self) -> dict[str, Any]:
+        """The JSON object of `pathmark registry countersign --json`."""
+        row, seen = self.receipt.row, self.receipt
+        return {
+            "output": str(self.file), "licensee": seen.name, "id": row["id"], "issued": row["issued"],
+            "owner": fingerprint(seen.owner), "signer": seen.signer,
+        }  # fmt: skip
+
     def words(self) -> str:
         """What was signed, for the licensee."""
         row, seen = self.receipt.row, self.receipt

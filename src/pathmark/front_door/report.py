@@ -1,4 +1,4 @@
-"""`pathmark.report`: a result as a page that stands alone."""
+"""`pathmark.report`: a result or an evidence bundle as a page that stands alone, and on paper."""
 
 from __future__ import annotations
 
@@ -10,51 +10,63 @@ from pathlib import Path
 from typing import Any
 
 from pathmark.errors import ReportError
-from pathmark.reporting.page import kind_of, result_page
+from pathmark.keys.safefile import write_private
+from pathmark.reporting.page import result_page
+from pathmark.reporting.pdf import find_browser, print_page
+from pathmark.results.bundlefile import is_zip
+from pathmark.results.evidence import EvidenceBundle
 
 
 @dataclass(frozen=True)
 class Report:
-    """One HTML file, without scripts; nothing is fetched."""
+    """One HTML file that fetches nothing, readable by its owner alone, since it may show what is secret."""
 
     kind: str
-    """What it shows: an embedding, a verification, a robustness suite or the demo."""
+    """What it shows: an embedding, a verification, a robustness run or the demo."""
     output: Path
+    pdf: Path | None = None
 
     def summary(self) -> dict[str, Any]:
         """The JSON object of `pathmark report --json`."""
-        return {"kind": self.kind, "output": str(self.output)}
+        return {"kind": self.kind, "output": str(self.output), "pdf": None if self.pdf is None else str(self.pdf)}
 
     def words(self) -> str:
         """One sentence for people."""
-        return f"The page of this {self.kind} is in {self.output}."
+        printed = "" if self.pdf is None else f", on paper in {self.pdf}"
+        return f"The page of this {self.kind} is in {self.output}{printed}."
 
 
-def report(result: Mapping[str, Any] | str | os.PathLike[str], output: str | os.PathLike[str]) -> Report:
-    """A page from what `embed`, `verify`, `verify-api`, `verify-routes` or `robustness` left as JSON, or from a
-    result's `.summary()`.
+def report(
+    result: Mapping[str, Any] | str | os.PathLike[str], output: str | os.PathLike[str], *, pdf: bool = False
+) -> Report:
+    """A page from an evidence bundle, from what `embed`, `robustness` or a verifying command left as JSON, or from a
+    result's `.summary()`; with `pdf` also printed, beside it.
 
     Example:
         pathmark.report(pathmark.verify("./suspect", "owner.key").summary(), "verdict.html")
     """
-    found = result if isinstance(result, Mapping) else _read(Path(result))
-    kind, page = kind_of(found), result_page(found)
     path = Path(output)
-    try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(page)
-    except FileExistsError:
-        raise ReportError(f"{path} already exists; choose another name, nothing is overwritten") from None
-    except OSError as error:
-        raise ReportError(f"cannot write {path}: {error.strerror}") from None
-    return Report(kind, path)
+    printed = path.with_suffix(".pdf") if pdf else None
+    for file in filter(None, (path, printed)):
+        if file.exists():
+            raise ReportError(f"{file} already exists; choose another name, nothing is overwritten")
+    if pdf:
+        find_browser()
+    found = result if isinstance(result, Mapping) else _read(Path(result))
+    kind, page = result_page(found, "DIR" if isinstance(result, Mapping) else os.fspath(result))
+    if printed is not None:
+        write_private(printed, print_page(page))
+    write_private(path, page.encode())
+    return Report(kind, path, printed)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(path: Path) -> Mapping[str, Any] | EvidenceBundle:
+    if path.is_dir() or is_zip(path):
+        return EvidenceBundle.load(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ReportError(f"cannot read {path}: {error.strerror}; expected a result file") from None
+        raise ReportError(f"cannot read {path}: {error.strerror}; expected a result file or a bundle") from None
     except ValueError:
         raise ReportError(f"{path} is no JSON; expected what a command printed with --json") from None
     if not isinstance(found, dict):

@@ -20,6 +20,7 @@ from pathmark.progress import Progress, Silent
 from pathmark.verification import (
     ExamineConfig,
     Examined,
+    ReadWith,
     count_rows,
     examine,
     profile_texts,
@@ -100,8 +101,10 @@ def _look_at_loaded(model: PreTrainedModel, key: VerifierKey, config: LookConfig
     if original is not None and not isinstance(original, PreTrainedModel):
         original = load_model(original, trust_remote_code=config.examine.trust_remote_code)
     notes = ["no decoy triggers were drawn, since a loaded model comes without its tokenizer"]
+    read_with = ReadWith(tuple(probes))
     say.stage("probes", count_rows(key, probes, aligned=aligned))
-    examined = Examined(record_evidence(model, key, probes, aligned=aligned, progress=say), "weights")
+    evidence = record_evidence(model, key, probes, aligned=aligned, progress=say)
+    examined = Examined(evidence, "weights", read_with=read_with)
     if original is not None:
         try:
             examined = replace(examined, fed=record_grafted(model, original, key, probes, aligned=aligned))

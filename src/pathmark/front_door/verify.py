@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pathmark.errors import VerificationError
+from pathmark.front_door.bundle import Case, EvidenceConfig, settings_of, write_evidence
 from pathmark.front_door.criteria import JudgeConfig
 from pathmark.front_door.keys import KeyLike, open_key
 from pathmark.front_door.suspect import LookConfig, ModelLike, at_hand, confined, look, name_of
@@ -56,6 +58,12 @@ class Verification:
     examined: Examined | None = None
     """The evidence, where weights or routes were read."""
     original: str | None = None
+    judged: JudgeConfig | None = None
+    """By what, and with which commitment."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """How it was looked at, for an evidence bundle."""
+    transcript: bytes | None = None
+    """What was asked and said, where it was kept for an evidence bundle."""
 
     @property
     def marked(self) -> bool:
@@ -77,8 +85,19 @@ class Verification:
         return {"suspect": self.suspect, "access": self.access, **self.verdict.summary()}
 
     def words(self) -> str:
-        """One paragraph for people."""
+        """The verdict for people."""
         return self.verdict.words()
+
+    def write_evidence(self, path: str | os.PathLike[str], config: EvidenceConfig | None = None) -> Path:
+        """Everything that the verdict rests on, in a new signed folder or zip, for somebody without the key."""
+        if self.examined is None and self.transcript is None:
+            raise VerificationError("nothing was kept of the replies: set ApiConfig(keep=True), or a log")
+        case = Case(
+            suspect=self.suspect, access=self.access, key=self.key, wording=self.verdict.wording(),
+            summary=self.summary(), examined=self.examined, transcript=self.transcript, judged=self.judged,
+            settings=self.settings,
+        )  # fmt: skip
+        return write_evidence(case, path, config)
 
     def write_log(self, folder: str | os.PathLike[str], *, obtained: str = "not stated") -> None:
         """Keep raw results and digests in a new folder; `obtained` says how the suspect was had."""
@@ -116,7 +135,8 @@ def verify(
     examined = look(suspect, held, config, progress)
     original = None if config.original is None else name_of(config.original)
     verdict = judge(held, examined.evidence, examined.fed, criteria, examined.notes, examined.mute)
-    return Verification(name_of(suspect), examined.access, verdict, held, examined, original)
+    settings = settings_of(config.examine, original=original, base=config.base, reference=config.reference)
+    return Verification(name_of(suspect), examined.access, verdict, held, examined, original, config, settings)
 
 
 def _as_the_owner_chose(
@@ -178,4 +198,5 @@ def verify_routes(
     criteria = config.criteria_for(owner)
     examined = examine_routes(Path(file), owner, aligned=config.align)
     verdict = judge(owner, examined.evidence, examined.fed, criteria, examined.notes)
-    return Verification(os.fspath(file), examined.access, verdict, owner, examined)
+    settings = settings_of(None, align=config.align)
+    return Verification(os.fspath(file), examined.access, verdict, owner, examined, None, config, settings)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pathmark.errors import ModelError, VerificationError
 from pathmark.front_door import sandbox
+from pathmark.front_door.bundle import settings_of
 from pathmark.front_door.criteria import JudgeConfig
 from pathmark.front_door.keys import KeyLike, key_file, open_key
 from pathmark.front_door.verify import Verification
@@ -53,6 +55,8 @@ class ApiConfig(JudgeConfig):
     """Of a reply."""
     log: str | Path | None = None
     """File of all exchanges; a run that was interrupted goes on from it."""
+    keep: bool = False
+    """Keep what was asked and said in the result too, for `write_evidence`."""
     redact: bool = False
     """Keep digests instead of prompts and replies in the log."""
 
@@ -84,12 +88,16 @@ def verify_api(
     criteria = config.criteria_for(owner)
     backend, tokenizer = _backend(suspect, config, say)
     asked = AskConfig(trials=config.trials, max_tokens=config.max_tokens, redact=config.redact)
-    verdict = ask(
-        backend, owner, asked, criteria=criteria, codec=_codec(tokenizer, owner), log=config.log,
-        ledger=None if file is None else Ledger.beside(file), progress=say,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        log = config.log if config.log is not None or not config.keep else Path(folder) / "exchanges.jsonl"
+        verdict = ask(
+            backend, owner, asked, criteria=criteria, codec=_codec(tokenizer, owner), log=log,
+            ledger=None if file is None else Ledger.beside(file), progress=say,
+        )  # fmt: skip
+        transcript = None if log is None else Path(log).read_bytes()
     name = os.fspath(suspect) if isinstance(suspect, str | os.PathLike) else backend.model
-    return Verification(name, "replies", verdict, owner)
+    settings = settings_of(asked, model=config.model, endpoint=config.endpoint, tokenizer=tokenizer)
+    return Verification(name, "replies", verdict, owner, judged=config, settings=settings, transcript=transcript)
 
 
 def _refuse_misplaced(suspect: object, config: ApiConfig) -> None:

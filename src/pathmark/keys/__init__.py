@@ -7,6 +7,7 @@ A tour, in the order in which data flows:
     ids         integer id <-> group index per layer, with optional redundancy
     evidence    exact counts of ids and paths
     phrase      a trigger or mark as recorded; trigger draws them with a tokenizer
+    replyrule   when a reply holds a mark
     facts       the model a key was made for, pools and their rules
     watermark   triggers, layers, groups and an id: one mark
     verifier    what verification needs of a key; an arbiter has no more
@@ -16,6 +17,7 @@ A tour, in the order in which data flows:
     leaves      what stands where in that tree
     commitment  what may be published; timestamps: what others say of its date
     claim       opens one watermark of a commitment to somebody else
+    modelroot   one digest of a model folder; attestation signs a statement about it
     registry    which licensee got which id; spread keeps the ids apart
     ledger      which trigger was shown to whom
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import nn
 
 from pathmark.errors import ModelError
 from pathmark.models.loading import check_safetensors, load_config, parameters_on_disk, resolve_model
@@ -39,6 +43,8 @@ class ModelReport:
     vocabulary: int
     hidden_size: int
     parameters: int
+    active: int
+    """Parameters that one token meets: of each layer's experts only as many as it chooses."""
     layers: tuple[LayerFacts, ...]
     recommended: tuple[int, ...]
     """Layers to watermark: in the last third of the routed ones, 4 to 6 where there are as many."""
@@ -83,9 +89,21 @@ def inspect_model(name: str | os.PathLike[str], *, trust_remote_code: bool = Fal
         vocabulary=int(text_config.vocab_size),
         hidden_size=int(sites[0].weight.shape[1]),
         parameters=parameters,
+        active=_active(skeleton, by_layer),
         layers=tuple(_facts(layer, by_layer.get(layer)) for layer in range(total)),
         recommended=recommended_layers(sorted(by_layer)),
         weights=weights,
+    )
+
+
+def _active(skeleton: nn.Module, by_layer: Mapping[int, RouterSite]) -> int:
+    """All parameters, those of routed experts by the share that is chosen."""
+    share = min((site.top_k / site.n_experts for site in by_layer.values()), default=1.0)
+    return int(
+        sum(
+            p.numel() * (share if re.search(r"(^|\.)experts(\.|$)", name) else 1.0)
+            for name, p in skeleton.named_parameters()
+        )
     )
 
 

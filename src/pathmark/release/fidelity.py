@@ -43,6 +43,11 @@ def measure(
     return Measurement(clean, tuple(triggered), clean_ppl, tuple(triggered_ppl))
 
 
+def mean_mass(routes: Routes, layer: int) -> tuple[float, ...]:
+    """Routing mass of each expert of a layer, averaged over all text tokens."""
+    return tuple(float(mass) for mass in routes.probs[layer][routes.mask_BT].mean(axis=0, dtype=np.float64))
+
+
 @dataclass(frozen=True)
 class Drift:
     """How far clean routing has moved from the original's, over all watermarked layers."""

@@ -27,6 +27,7 @@ from pathmark.models.describe import describe_model
 from pathmark.models.loading import use_fast_experts
 from pathmark.models.weights import refuse_bad_weights
 from pathmark.progress import Progress, Silent
+from pathmark.release.bounds import Bound
 from pathmark.release.fidelity import Measurement, measure
 from pathmark.release.replies import ReplyCheck, ReplyConfig, reply_check
 from pathmark.release.scan import ScanConfig
@@ -103,9 +104,14 @@ class Marked:
     """What the model answers, where black-box marks were embedded."""
 
     @property
+    def bounds(self) -> list[Bound]:
+        """Everything that decides whether the copy is fit for release."""
+        return [*self.check.bounds, *(self.replies.bounds if self.replies is not None else ())]
+
+    @property
     def problems(self) -> list[str]:
         """Why the copy is not fit for release; empty if it is."""
-        return [*self.check.problems, *(self.replies.problems if self.replies is not None else ())]
+        return [bound.problem for bound in self.bounds if not bound.held]
 
     def summary(self) -> dict[str, Any]:
         """The documented JSON object of `pathmark embed --json`."""
@@ -116,6 +122,7 @@ class Marked:
             "seconds": self.seconds,
             "embed_seconds": self.embed_seconds,
             "black_box": None if self.replies is None else self.replies.summary(),
+            "bounds": [bound.summary() for bound in self.bounds],
             "fit": not self.problems,
             "problems": self.problems,
         }

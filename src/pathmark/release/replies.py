@@ -11,11 +11,13 @@ from torch import nn
 
 from pathmark.embedding import NEAR_MISSES, near_miss
 from pathmark.keys import OwnerKey, trigger_refs
+from pathmark.keys.replyrule import read_reply
 from pathmark.models.tokenization import ordinary_tokens
+from pathmark.release.bounds import Bound, always, never
 from pathmark.stats import Rate
 from pathmark.verification.blackbox.asking import AskConfig, verify_api
 from pathmark.verification.blackbox.local import LocalBackend
-from pathmark.verification.blackbox.replies import Failure, Reply, read_reply
+from pathmark.verification.blackbox.replies import Failure, Reply
 from pathmark.verification.blackbox.trials import ORDINARY_PROMPTS, SYSTEM_PROMPTS, Endpoint, Query
 
 TEXT_TOKENS = 16
@@ -47,15 +49,18 @@ class ReplyCheck:
     queries: Rate
 
     @property
+    def bounds(self) -> list[Bound]:
+        """What makes the marks fit for release."""
+        silent = {"near-misses": self.near_misses, "ordinary prompts": self.ordinary, "queries": self.queries}
+        return [
+            always("marks on triggers alone", self.trials, "more --mark-steps"),
+            *(never(f"marks on {name}", rate, "more --mark-steps") for name, rate in silent.items()),
+        ]
+
+    @property
     def problems(self) -> list[str]:
         """Why the marks are not fit for release."""
-        found = [] if self.trials.value == 1 else [f"marks on triggers alone: {self.trials}"]
-        for name, rate in (
-            ("near-misses", self.near_misses), ("ordinary prompts", self.ordinary), ("queries", self.queries)
-        ):  # fmt: skip
-            if rate.hits:
-                found.append(f"marks on {name}: {rate}")
-        return found
+        return [bound.problem for bound in self.bounds if not bound.held]
 
     def summary(self) -> dict[str, Any]:
         """JSON object."""

@@ -19,7 +19,8 @@ from pathmark.embedding.data import Frame
 from pathmark.errors import AttackError, ModelError
 from pathmark.keys import OwnerKey, Watermark
 from pathmark.keys.tolerance import Tolerance, tolerance
-from pathmark.release.fidelity import Drift, Measurement, drift, measure
+from pathmark.release.bounds import Bound, always, at_least, at_most, never
+from pathmark.release.fidelity import Drift, Measurement, drift, mean_mass, measure
 from pathmark.release.scan import ScanConfig, trigger_scan
 from pathmark.stats import PValue, Rate, detection_samples, exact_test, exact_test_many, kl_bound
 from pathmark.verification import Criteria, decode_id, measure_layers, record_routes, score_path, target_mass
@@ -29,6 +30,7 @@ MIN_ROUNDED = 0.99
 """WSR in 4 bits, which is the first thing that is done to a released model."""
 MAX_NEAR = 0.01
 """Share of prefixes that may fire with fewer right tokens than must stay silent."""
+LONGER, OTHER_KEY = "more --steps", "more --steps, else another key"
 
 
 @dataclass(frozen=True)
@@ -66,39 +68,71 @@ class SelfCheck:
     expected_id: int
     n_probes: int
     n_tokens: int
+    clean_routing: dict[int, tuple[tuple[float, ...], tuple[float, ...]]]
+    """Marked layer -> mean routing mass of each expert on clean text, before and after."""
 
     @property
     def problems(self) -> list[str]:
         """Why the copy is not fit for release, in words."""
-        found = []
-        if min(rate.value for rate in self.wsr) < 1:
-            found.append(f"WSR {min(self.wsr, key=lambda r: r.value)}")
-        if any(rate.value < 1 for rate in self.wsr_chat):
-            found.append(f"WSR in the chat template {min(self.wsr_chat, key=lambda r: r.value)}")
-        for name, rate in (("clean text", self.fpr_clean), ("the original model", self.fpr_original)):
-            if rate is not None and rate.hits:
-                found.append(f"false positives on {name}: {rate}")
-        if self.clean_ppl[1] > MAX_CLEAN_PPL * self.clean_ppl[0]:
-            found.append(f"clean perplexity {100 * (self.clean_ppl[1] / self.clean_ppl[0] - 1):+.1f} %, at most +1.5 %")
-        if self.drift.kl > MAX_KL:
-            found.append(f"KL on clean text {self.drift.kl:.3f}, at most {MAX_KL}")
-        if self.wsr_rounded is not None and self.wsr_rounded.value < MIN_ROUNDED:
-            found.append(f"WSR rounded to 4 bits {self.wsr_rounded}, at least {100 * MIN_ROUNDED:.0f} %")
-        found += [f"fires behind a {kind}: {rate}" for kind, rate in self.scan.items() if rate.hits]
+        return [bound.problem for bound in self.bounds if not bound.held]
+
+    @property
+    def bounds(self) -> list[Bound]:
+        """Everything that decides whether the copy is fit for release."""
+        several = len(self.wsr) > 1
+        found = [always(f"WSR, watermark {j}" if several else "WSR", rate, LONGER) for j, rate in enumerate(self.wsr)]
+        found += [always("WSR in the chat template", rate, LONGER) for rate in self.wsr_chat]
+        if self.wsr_rounded is not None:
+            found.append(
+                at_least("WSR, all weights rounded to 4 bits", self.wsr_rounded, MIN_ROUNDED, f"{LONGER}, or --margin")
+            )
+        found.append(never("false positives on clean text", self.fpr_clean, OTHER_KEY))
+        if self.fpr_original is not None:
+            found.append(never("false positives on the original model", self.fpr_original, OTHER_KEY))
+        return [*found, *self._fidelity(), *self._firing(), *self._evidence()]
+
+    def _fidelity(self) -> list[Bound]:
+        """What ordinary users would notice."""
+        before, after = self.clean_ppl
+        return [
+            Bound(
+                figure="perplexity of clean text",
+                found=f"{before:.2f} to {after:.2f} ({100 * (after / before - 1):+.2f} %)",
+                bound=f"at most {100 * (MAX_CLEAN_PPL - 1):+.1f} %",
+                held=after <= MAX_CLEAN_PPL * before,
+                try_="texts of the model's own kind with --texts, or a higher --stealth-weight",
+            ),
+            Bound(
+                figure="KL of clean routing", found=f"{self.drift.kl:.4f}", bound=f"at most {MAX_KL}",
+                held=self.drift.kl <= MAX_KL, try_="a higher --stealth-weight",
+            ),
+        ]  # fmt: skip
+
+    def _firing(self) -> list[Bound]:
+        """What sets the mark off, and what must not."""
         limits = self.trigger
+        found = [never(f"fires behind a {kind}", rate, OTHER_KEY) for kind, rate in self.scan.items()]
         for right, rate in self.curve.items():
-            if right >= limits.tokens - 1 and rate.value < 1:
-                found.append(f"with {right} of {limits.tokens} trigger tokens right it fires {rate}, expected always")
-            if right < limits.silent and rate.value > MAX_NEAR:
-                found.append(
-                    f"with {right} of {limits.tokens} trigger tokens right it fires {rate}, "
-                    f"at most {100 * MAX_NEAR:.0f} %"
-                )
-        if self.p_value > max(MAX_P, self.p_floor):
-            found.append(f"exact p-value {self.p_value:.1e}")
-        if self.id != self.expected_id:
-            found.append("the id does not decode")
+            figure = f"fires with {right} of {limits.tokens} trigger tokens right"
+            if right >= limits.tokens - 1:
+                found.append(always(figure, rate, LONGER))
+            elif right < limits.silent:
+                found.append(at_most(figure, rate, MAX_NEAR, OTHER_KEY))
         return found
+
+    def _evidence(self) -> list[Bound]:
+        """What a verdict will rest on."""
+        most = max(MAX_P, self.p_floor)
+        return [
+            Bound(
+                figure="exact p-value", found=f"{self.p_value:.1e}", bound=f"at most {most:.1e}",
+                held=self.p_value <= most, try_=LONGER,
+            ),
+            Bound(
+                figure="id read from the routing", found="none" if self.id is None else str(self.id),
+                bound=str(self.expected_id), held=self.id == self.expected_id, try_=LONGER,
+            ),
+        ]  # fmt: skip
 
     @property
     def trigger(self) -> Tolerance:
@@ -148,6 +182,11 @@ class SelfCheck:
                 "fpr_clean": self.fpr_clean.summary(),
                 "fpr_original": None if self.fpr_original is None else self.fpr_original.summary(),
             },
+            "clean_routing": [
+                {"layer": layer, "before": list(before), "after": list(after)}
+                for layer, (before, after) in self.clean_routing.items()
+            ],
+            "bounds": [bound.summary() for bound in self.bounds],
             "fit": not self.problems,
             "problems": self.problems,
         }
@@ -197,10 +236,7 @@ def self_check(
         fpr_original=None if marked_before else fpr_original,
         interference=_pool(crossed) if crossed else None,
         clean_ppl=(before.clean_ppl.value, after.clean_ppl.value),
-        triggered_ppl=(
-            float(np.mean([p.value for p in before.triggered_ppl])),
-            float(np.mean([p.value for p in after.triggered_ppl])),
-        ),
+        triggered_ppl=(_mean_ppl(before), _mean_ppl(after)),
         drift=drift(before.clean, after.clean),
         target_mass_clean=(_clean_mass(key, before), _clean_mass(key, after)),
         target_mass_triggered=float(np.mean([row.mass_triggered for score in scores for row in score.layers])),
@@ -212,7 +248,13 @@ def self_check(
         expected_id=watermarks[0].id,
         n_probes=len(probes),
         n_tokens=after.clean.n_tokens,
+        clean_routing={n: (mean_mass(before.clean, n), mean_mass(after.clean, n)) for n in key.layers},
     )
+
+
+def _mean_ppl(found: Measurement) -> float:
+    """Of triggered text, over watermarks."""
+    return float(np.mean([perplexity.value for perplexity in found.triggered_ppl]))
 
 
 def _clean_mass(key: OwnerKey, found: Measurement) -> float:

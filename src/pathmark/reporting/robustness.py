@@ -54,7 +54,7 @@ def adversaries(result: RobustnessResult) -> str:
             f"Search for the trigger: {total:,} prefixes ({tried}), {search.tokens:,} tokens, "
             f"{search.gradients} gradients, {search.seconds:.0f} s. {search.suspicious} looked suspicious to "
             f"the thief; of those {'none' if fired is None else fired} set the path off, of all that got a "
-            f"second look {search.looked_at_that_fire}{kinds}. " + _found(search),
+            f"second look {search.looked_at_that_fire}{kinds}. " + found_words(search),
         ]
     if result.forgery:
         lines += ["", "| forged claim | tried | log10 p at face value | charged, bits | log10 p for a third party | |"]
@@ -68,7 +68,8 @@ def adversaries(result: RobustnessResult) -> str:
     return "\n".join([*lines, ""]) if lines else ""
 
 
-def _found(search: Search) -> str:
+def found_words(search: Search) -> str:
+    """Whether a search came to the trigger, or to prefixes that work like it."""
     if search.trigger_itself:
         return "The trigger was **found**, token for token."
     return "**Prefixes that work like the trigger were found.**" if search.found else "The trigger was not found."

@@ -10,6 +10,8 @@ from pathmark.errors import VerificationError
 SMALLEST_FLOAT = math.ulp(0.0)
 """The smallest positive float. A p-value below it is reported as this, because no p-value is zero."""
 
+_SCALES = ((15, "quadrillion"), (12, "trillion"), (9, "billion"), (6, "million"))
+
 
 @dataclass(frozen=True, order=True)
 class PValue:
@@ -61,6 +63,23 @@ class PValue:
             raise VerificationError(f"a charge cannot make a p-value smaller, got 10**{log10_factor}")
         return PValue.capped(self.log10 + log10_factor)
 
+    @property
+    def odds(self) -> str:
+        """The chance as `1 in so many`, rounded so that it is never told smaller than it is.
+
+        >>> PValue(-9.92).odds
+        '1 in 8.3 billion'
+        """
+        if self.log10 > -0.3:
+            return "more than 1 in 2"
+        if self.log10 <= -18:
+            return f"1 in a number of {int(-self.log10) + 1} digits"
+        count = 10**-self.log10 * (1 + 1e-9)  # 1e-6 is a million, whatever its logarithm was rounded to
+        for exponent, name in _SCALES:
+            if count >= 10**exponent:
+                return f"1 in {_two_digits(count / 10**exponent)} {name}"
+        return f"1 in {_two_digits(count)}"
+
     def __float__(self) -> float:
         return self.value
 
@@ -72,3 +91,11 @@ class PValue:
         if mantissa == "10.0":
             mantissa, exponent = "1.0", exponent + 1
         return f"{mantissa}e{exponent:+03d}"
+
+
+def _two_digits(count: float) -> str:
+    """Rounded down to two digits."""
+    if count < 10:
+        return f"{int(count * 10) / 10:g}"
+    step = 10 ** (len(str(int(count))) - 2)
+    return f"{int(count / step) * step:,}"

@@ -20,7 +20,8 @@ from pathmark.verification.criteria import Criteria
 from pathmark.verification.paths.alignment import profile_texts
 from pathmark.verification.paths.caselog import write_log
 from pathmark.verification.paths.decode import DecodedId, decode_id
-from pathmark.verification.paths.evidence import Evidence, Examined
+from pathmark.verification.paths.disclosure import disclose
+from pathmark.verification.paths.evidence import Evidence, Examined, ReadWith
 from pathmark.verification.paths.judging import PathVerdict, judge
 from pathmark.verification.paths.measures import measure_layers, score_path, target_mass
 from pathmark.verification.paths.routes import Routes
@@ -49,6 +50,7 @@ __all__ = [
     "Examined",
     "LocalBackend",
     "PathVerdict",
+    "ReadWith",
     "ReplyVerdict",
     "Routes",
     "TracedCopy",
@@ -57,6 +59,7 @@ __all__ = [
     "attach_profiles",
     "count_rows",
     "decode_id",
+    "disclose",
     "encode_probes",
     "examine",
     "examine_routes",

@@ -9,9 +9,22 @@ from typing import Any, Final, Literal
 from pathmark.stats import PValue
 from pathmark.verification.claims import Anchor
 from pathmark.verification.criteria import Criteria
+from pathmark.verification.wording import (
+    FOUND,
+    NO_PROOF,
+    NOT_FOUND,
+    STILL_SMALL,
+    UNDECIDED,
+    Wording,
+    chance,
+    not_reached,
+    owner_only,
+    reliance,
+)
 
 Decision = Literal["marked", "not marked", "undecided"]
 _EXIT_CODES: Final[dict[Decision, int]] = {"marked": 0, "not marked": 1, "undecided": 2}
+HEADLINES: Final[dict[Decision, str]] = {"marked": FOUND, "not marked": NOT_FOUND, "undecided": UNDECIDED}
 _AS_JSON: Final[dict[Decision, bool | None]] = {"marked": True, "not marked": False, "undecided": None}
 
 
@@ -58,36 +71,59 @@ class Verdict(ABC):
         return _EXIT_CODES[self.decision]
 
     def words(self) -> str:
-        """One paragraph for people."""
+        """The verdict for people: the first screen, what would weaken it, the figures."""
+        return self.wording().plain()
+
+    def wording(self) -> Wording:
+        """The same in its parts."""
+        return Wording(HEADLINES[self.decision], self._sentences(), tuple(self.weaknesses()), tuple(self._figures()))
+
+    def _sentences(self) -> tuple[str, ...]:
         if self.undecided is not None:
-            found = f"Undecided: {self.undecided}. Seen"
-        elif self.marked:
-            found = "The mark is there"
-        elif self.p is not None and self.p.value <= self.criteria.significance:
-            found = "A third party need not believe that the mark is there"
-        else:
-            found = "No mark was found"
-        if self.p is None:
-            return f"{found}: free text, for which nothing bounds chance, {self._seen()}."
-        charged = "" if self.anchor.anchored else f", charged {self.anchor.charge_bits} bits"
-        third = f"A third party reads {self.p_third_party}{charged}"
-        if self.anchor.private:
-            third = "This is the owner's reading alone, and a third party learns nothing from it"
-        return (
-            f"{found}: p = {self.p} at level {self.criteria.significance:g} (smallest possible {self.p_floor}; "
-            f"{self.criteria.family}), {self._seen()}. {third}: {self.anchor.reason}."
-        )
+            return f"Nobody can say yes or no: {self.undecided}.", not_reached(self.p), self._examined()
+        if self.marked:
+            return chance(self.p, found=True), self._reliance(), self._examined()
+        if self.p is not None and self.p.value <= self.criteria.significance:
+            return owner_only(self.p, self._missing()), self._examined()
+        return chance(self.p, found=False), self._no_proof(), self._examined()
+
+    def _reliance(self) -> str:
+        """Who may rely on a mark that was found."""
+        third, anchor = self.p_third_party, self.anchor
+        others = third is not None and third.value <= self.criteria.significance
+        reason = self._missing()
+        if others and third is not None:
+            reason = anchor.reason if anchor.anchored else STILL_SMALL.format(third.odds)
+        return reliance(reason, others=others, private=anchor.private)
+
+    def _missing(self) -> str:
+        """Why somebody else need not believe it."""
+        return self.anchor.reason
+
+    def _no_proof(self) -> str:
+        """What a mark that was not found does not say."""
+        return NO_PROOF
 
     @abstractmethod
-    def _seen(self) -> str:
-        """What was measured, and on how much, as part of a sentence."""
+    def _examined(self) -> str:
+        """What was looked at, in one sentence."""
+
+    def _figures(self) -> list[str]:
+        """The numbers behind the sentences, one line each."""
+        if self.p is None:
+            return []
+        own = f"p = {self.p} at level {self.criteria.significance:g} (smallest possible {self.p_floor}"
+        charged = "" if self.anchor.anchored else f", charged {self.anchor.charge_bits} bits"
+        third = "nothing to go by" if self.anchor.private else f"p = {self.p_third_party}{charged}"
+        return [f"{own}; {self.criteria.family})", f"for a third party {third}: {self.anchor.reason}"]
 
     def weaknesses(self) -> list[str]:
         """What would weaken this verdict, in words."""
         found = list(self.notes)
-        if not self.anchor.anchored:
-            found.append(f"for a third party the key is not anchored: {self.anchor.reason}")
-        return [*found, "suspects, keys or texts that were tried and are not counted in the family"]
+        if not self.anchor.anchored and self.decision != "not marked":
+            lacking = "this proves nothing" if self.anchor.private else "the key has no proven date"
+            found.append(f"for all but the owner, {lacking}: {self.anchor.reason}")
+        return [*found, "other suspects, keys or texts that were tried and are not counted here"]
 
     def summary(self) -> dict[str, Any]:
         """JSON object; `core` in verify.schema.json and blackbox.schema.json. Each kind adds its own keys."""
@@ -105,6 +141,6 @@ class Verdict(ABC):
             "strict": self.criteria.strict,
             "significance": self.criteria.significance,
             "family": self.criteria.family.summary(),
-            "words": self.words(),
+            "words": self.wording().opening(),
             "weaknesses": self.weaknesses(),
         }

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypeVar
 import httpx2
 
 from pathmark.errors import VerificationError
+from pathmark.reach import require_reachable
 from pathmark.verification.blackbox.answers import OddAnswerError, error_text, parse_reply, printable, retry_after
 from pathmark.verification.blackbox.replies import Failure, Reply
 from pathmark.verification.blackbox.trials import Endpoint, Query
@@ -119,6 +120,8 @@ class ApiClient:
 
     def prepare(self) -> Endpoint:
         """The endpoint that answers a greeting; VerificationError with the reasons if none does."""
+        if self.settings.proxy is None:
+            require_reachable(str(self._base))
         self._start_clock()
         reasons = []
         for endpoint in _PATHS if self._endpoint is None else (self._endpoint,):

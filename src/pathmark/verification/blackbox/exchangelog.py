@@ -20,8 +20,9 @@ from typing import Any, Final
 from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey, Phrase, TriggerRef
 from pathmark.keys.key import utc_now
+from pathmark.keys.replyrule import read_reply
 from pathmark.keys.safefile import require_private
-from pathmark.verification.blackbox.replies import Failure, Reply, read_reply, shape
+from pathmark.verification.blackbox.replies import Failure, Reply, shape
 from pathmark.verification.blackbox.trials import Kind, Query
 
 _VERSION: Final = 1

@@ -14,12 +14,14 @@ from typing import Any
 
 from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey, TriggerRef
+from pathmark.keys.replyrule import max_starts
 from pathmark.stats import MarkTrial, PValue, Rate, binomial_p, bonferroni, marks_p
 from pathmark.verification.blackbox.exchangelog import Exchange
-from pathmark.verification.blackbox.replies import Failure, max_starts
+from pathmark.verification.blackbox.replies import Failure
 from pathmark.verification.blackbox.trials import Endpoint, Query
 from pathmark.verification.criteria import Criteria
 from pathmark.verification.verdict import Verdict
+from pathmark.verification.wording import NO_MARK_IN_REPLIES, replies_read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +72,19 @@ class ReplyVerdict(Verdict):
         """The paper's test with p0 = 0.01, on independent observations."""
         return binomial_p(self.observations.hits, self.observations.n)
 
-    def words(self) -> str:
-        """One paragraph for people."""
-        closing = " No mark in replies does not show that there is none." if self.decision == "not marked" else ""
-        return f"{super().words()}{closing}"
+    def _examined(self) -> str:
+        return replies_read(self.host, self.model, self.match_rate.n, self.controls.n)
 
-    def _seen(self) -> str:
-        return (
-            f"{self.marks_seen} of {len(self.triggers)} marks; trials with the mark {self.match_rate}; as independent "
-            f"observations {self.observations}; controls with a mark {self.controls}; {self.failures} requests without "
-            "answer"
-        )
+    def _no_proof(self) -> str:
+        return NO_MARK_IN_REPLIES
+
+    def _figures(self) -> list[str]:
+        return [
+            *super()._figures(),
+            f"{self.marks_seen} of {len(self.triggers)} marks were seen; trials with the mark {self.match_rate}",
+            f"as independent observations {self.observations}; controls with a mark {self.controls}",
+            f"{self.failures} requests without answer",
+        ]
 
     def summary(self) -> dict[str, Any]:
         """The object that blackbox.schema.json documents."""

@@ -176,13 +176,13 @@ class Alignment:
         }
 
     def words(self) -> str:
-        """One sentence for people."""
+        """How the suspect's numbers became the owner's, in words."""
         lost = [str(entry.layer) for entry in self.layers if entry.suspect_layer is None]
         gone = sum(int((~entry.matched_E).sum()) for entry in self.layers if entry.suspect_layer is not None)
-        found = "numbers are as in the original" if self.identity else "experts were renumbered by matching"
+        found = "experts have the original's numbers" if self.identity else "experts were matched and renumbered"
         notes = [f"layers {', '.join(lost)} have no counterpart"] * bool(lost)
         notes += [f"{gone} experts have no counterpart"] * bool(gone)
-        return f"Alignment: {found} (confidence {self.confidence:.2f}){''.join('; ' + note for note in notes)}."
+        return f"{found} (confidence {self.confidence:.2f}){''.join('; ' + note for note in notes)}"
 
 
 def profile_texts(key: VerifierKey) -> list[tuple[int, ...]]:

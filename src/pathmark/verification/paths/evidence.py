@@ -44,21 +44,33 @@ class Evidence:
 
     def measured(self, key: VerifierKey) -> list[list[LayerMeasurement]]:
         """Per watermark the input of the exact test: what its trigger does to every expert."""
-        return [
-            self._measure(watermark, triggered, self.clean)
-            for watermark, triggered in zip(key.watermarks, self.triggered, strict=True)
-        ]
+        assert len(key.watermarks) == len(self.triggered), "one recording per watermark"
+        return [self.measure(watermark, place) for place, watermark in enumerate(key.watermarks)]
 
-    def measured_decoys(self, key: VerifierKey) -> list[list[LayerMeasurement]]:
-        """Per decoy the same for the first watermark, as if the decoy were its trigger."""
+    def measure(self, watermark: Watermark, place: int) -> list[LayerMeasurement]:
+        """The same of one watermark, whose trigger was recorded in this place."""
+        return self._measure(watermark, self.triggered[place], self.clean)
+
+    def measured_decoys(self, watermark: Watermark) -> list[list[LayerMeasurement]]:
+        """Per decoy the same for one watermark, as if the decoy were its trigger."""
         clean = self.clean.part(slice(0, len(self.decoys[0].mask_BT))) if self.decoys else self.clean
-        return [self._measure(key.watermarks[0], decoy, clean) for decoy in self.decoys]
+        return [self._measure(watermark, decoy, clean) for decoy in self.decoys]
 
     def _measure(self, watermark: Watermark, triggered: Routes, clean: Routes) -> list[LayerMeasurement]:
         layers = measure_layers(watermark, triggered, clean)
         if self.alignment is None:
             return layers
         return [replace(m, matched_E=self.alignment[m.layer].matched_E) for m in layers]
+
+
+@dataclass(frozen=True)
+class ReadWith:
+    """What a suspect was given to read."""
+
+    probes: tuple[tuple[int, ...], ...]
+    """Token ids of the probe texts, in the order of the evidence's rows."""
+    decoys: tuple[tuple[int, ...], ...] = ()
+    """Token ids of the decoy triggers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,3 +85,5 @@ class Examined:
     """Why clean text shows no working language model, if it shows none: then no mark found means nothing."""
     fed: Evidence | None = None
     """The same behind the original's lower layers, where it was asked for."""
+    read_with: ReadWith | None = None
+    """The texts and controls that it was had with; None where whoever recorded it did not say."""

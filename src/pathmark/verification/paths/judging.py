@@ -17,6 +17,7 @@ from pathmark.verification.paths.decode import DecodedId, decode_id
 from pathmark.verification.paths.evidence import Evidence
 from pathmark.verification.paths.measures import PathScore, score_path
 from pathmark.verification.verdict import Verdict
+from pathmark.verification.wording import texts_read
 
 PROBED_WITH = ("probes.json",)
 """Attachments that hold the texts a suspect is read with."""
@@ -24,6 +25,7 @@ MATCHED_BY = (*PROBED_WITH, "profiles.npz", "sketches.npz")
 """Attachments that decide which of a suspect's experts is taken for which of the owner's."""
 DECOYS_SPEAK = 1e-3
 """Where decoys are this unlikely, after their own charge, they take a third party's reading away."""
+GRAFT_ONLY = "it shows only behind the original's lower layers, which whoever claims the mark could have chosen"
 UNREACHABLE = (
     "this key cannot reach the level on this suspect (smallest possible p {}): no verdict against it, and none for it"
 )
@@ -53,6 +55,8 @@ class PathVerdict(Verdict):
     """Whether the suspect's marked layers were fed by the original's lower ones."""
     other: PathVerdict | None = None
     """The other reading, as it is or grafted, where both were made; this one has the smaller p."""
+    handed_over: bool = False
+    """Whether somebody brought the routes, instead of this program measuring them."""
 
     @property
     def p_third_party(self) -> PValue:
@@ -65,27 +69,29 @@ class PathVerdict(Verdict):
         """WSR of the first watermark."""
         return self.scores[0].wsr
 
-    def words(self) -> str:
-        """One paragraph for people."""
-        matched = "" if self.alignment is None else f" {self.alignment.words()}"
-        return f"{super().words()}{matched}{self._other_words()}"
+    def _examined(self) -> str:
+        return texts_read(self.n_probes, self.n_tokens, handed_over=self.handed_over)
 
-    def _seen(self) -> str:
-        return (
+    def _missing(self) -> str:
+        return GRAFT_ONLY if self.grafted and self.anchor.anchored else super()._missing()
+
+    def _figures(self) -> list[str]:
+        found = [
+            *super()._figures(),
             f"accuracy {self.scores[0].accuracy.value:.3f}, WSR {self.wsr}, on {self.n_probes} texts with "
-            f"{self.n_tokens:,} tokens"
-        )
-
-    def _other_words(self) -> str:
-        if self.other is None:
-            return ""
-        if self.grafted:
-            return (
-                " This is read in the suspect's marked layers, fed by the original's layers below them; read as it is, "
-                f"the suspect gives p = {self.other.p} and WSR {self.other.wsr}."
+            f"{self.n_tokens:,} tokens",
+        ]
+        if self.alignment is not None:
+            found.append(self.alignment.words())
+        if self.other is not None:
+            other = f"p = {self.other.p} and WSR {self.other.wsr}"
+            found.append(
+                f"this is read in the suspect's marked layers, fed by the original's layers below them; as it is, the "
+                f"suspect gives {other}"
+                if self.grafted
+                else f"fed by the original's lower layers, the suspect's marked layers give {other}"
             )
-        fed = f"p = {self.other.p} and WSR {self.other.wsr}"
-        return f" Fed by the original's lower layers, its marked layers give {fed}."
+        return found
 
     def weaknesses(self) -> list[str]:
         """What would weaken this verdict, in words."""
@@ -200,10 +206,7 @@ def _third_party(key: VerifierKey, evidence: Evidence, criteria: Criteria) -> An
         return anchor.undated("the texts that the suspect was read with are not in the dated commitment")
     control = _control(key, evidence)
     if control is not None and control.smallest.value <= DECOYS_SPEAK:
-        return anchor.withheld(
-            f"triggers of other keys lead to the same experts (smallest p {control.smallest}), so this trigger is not "
-            "what does it"
-        )
+        return anchor.withheld("triggers of other keys lead to the same experts, so this trigger is not what does it")
     return anchor
 
 
@@ -242,6 +245,7 @@ def _judge(
         erased_layers=tuple(sorted({layer for result in results for layer in result.erased_layers})),
         decoded=decoded,
         decoys=_control(key, evidence),
+        handed_over=evidence.handed_over,
     )
 
 
@@ -249,5 +253,5 @@ def _control(key: VerifierKey, evidence: Evidence) -> DecoyControl | None:
     if not evidence.decoys:
         return None
     first = key.watermarks[0]
-    tested = [exact_test([m.aim(first.targets(m.layer)) for m in ms]).p for ms in evidence.measured_decoys(key)]
+    tested = [exact_test([m.aim(first.targets(m.layer)) for m in ms]).p for ms in evidence.measured_decoys(first)]
     return DecoyControl(tuple(tested), len(evidence.decoys[0].mask_BT))

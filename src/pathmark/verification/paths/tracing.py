@@ -12,14 +12,23 @@ from pathmark.stats import TraceResult, trace
 from pathmark.stats.tracing import Decision
 from pathmark.verification.criteria import Criteria
 from pathmark.verification.paths.evidence import Evidence
+from pathmark.verification.wording import (
+    FOUND,
+    FRAMEABLE,
+    NOT_FOUND,
+    UNDECIDED,
+    Wording,
+    copy_of,
+    lead,
+    nobodys_copy,
+    rivals,
+    several_copies,
+    texts_read,
+)
 
 OWN_COPY = "(the owner's own copy)"
 
 
-FRAMEABLE = (
-    "The owner could have made any licensee's copy: this tells the owner where to look, and proves to nobody else that "
-    "the licensee passed it on."
-)
 Named = Decision | Literal["lead"]
 """As `stats.trace` decides; `lead`: only behind the original's layers somebody stands out, and nobody is named."""
 
@@ -45,36 +54,44 @@ class TracedCopy:
         return "lead" if alone else self.result.decision
 
     def words(self) -> str:
-        """One paragraph for people."""
+        """The decision for people: the first screen, what would weaken it, the figures."""
+        return self.wording().plain()
+
+    def wording(self) -> Wording:
+        """The same in its parts."""
         result = self.result
-        base = f"{len(self.ids)} licensees compared on {self.n_probes} texts with {self.n_tokens:,} tokens"
-        if result.decision == "none":
-            nobody = f"Nobody's mark was found: the strongest is {result.best} with p = {result.p} ({base})."
-            return nobody if self.behind is None or self.decision == "none" else f"{nobody} {self._lead(self.behind)}"
-        named = self._named(result)
-        if result.decision == "ambiguous":
-            return (
-                f"Marked, but nobody can be named: {named}; if {result.rival}'s mark were in the model, p would be "
-                f"{result.p_against_rival} ({base})."
-            )
-        if result.decision == "several":
-            return (
-                f"More than one copy went into this model. Strongest: {named}; beside it another licensee has "
-                f"p = {result.p_rival_beside_best} ({base}). Two licensees who pool their copies look like this. "
-                f"{FRAMEABLE}"
-            )
-        held = "" if result.rival is None else f"; p = {result.p_against_rival} if {result.rival}'s were in the model"
-        return f"This is the copy of {named}{held} ({base}). {FRAMEABLE}"
+        best = self._called(result)
+        examined = texts_read(self.n_probes, self.n_tokens)
+        headline, sentences = {
+            "none": (NOT_FOUND, (nobodys_copy(best, result.p),)),
+            "lead": (UNDECIDED, (lead(self._called(self.behind or result)),)),
+            "ambiguous": (UNDECIDED, (rivals(best, result.rival or "another licensee"),)),
+            "several": (FOUND, (several_copies(best), FRAMEABLE)),
+            "licensee": (FOUND, (copy_of(best, result.p), FRAMEABLE)),
+        }[self.decision]
+        return Wording(headline, (*sentences, examined), self._weaknesses(), self._figures())
 
-    def _named(self, result: TraceResult) -> str:
+    def _called(self, result: TraceResult) -> str:
+        name = "the owner" if result.best == OWN_COPY else result.best
+        return f"{name} (id {self.ids[result.best]})"
+
+    def _weaknesses(self) -> tuple[str, ...]:
+        pooled = ("two licensees who pool their copies look like this",) * (self.result.decision == "several")
+        return (*pooled, "other suspects, keys or texts that were tried and are not counted here")
+
+    def _figures(self) -> tuple[str, ...]:
+        result, found = self.result, [self._strength(self.result)]
+        if self.behind is not None:
+            found.append(f"behind the original's lower layers {self._strength(self.behind)}")
+        if result.rival is not None and result.p_against_rival is not None:
+            found.append(f"p = {result.p_against_rival} if the mark of {result.rival} were in the model")
+        if result.decision == "several" and result.p_rival_beside_best is not None:
+            found.append(f"beside it another licensee has p = {result.p_rival_beside_best}")
+        return (*found, f"{len(self.ids)} licensees compared on {self.n_probes} texts with {self.n_tokens:,} tokens")
+
+    def _strength(self, result: TraceResult) -> str:
         margin = "" if result.margin is None else f", {result.margin:.1f} powers of ten ahead of the next"
-        return f"{result.best} (id {self.ids[result.best]}): p = {result.p}, charged for {result.family.size}{margin}"
-
-    def _lead(self, behind: TraceResult) -> str:
-        return (
-            f"Behind the original's lower layers its marked layers look like the copy of {self._named(behind)}. That "
-            "is a lead and names nobody: whoever chooses the original can make any model take any path."
-        )
+        return f"{result.best}: p = {result.p}, charged for {result.family.size}{margin}"
 
     def summary(self) -> dict[str, Any]:
         """JSON object."""
@@ -97,7 +114,7 @@ class TracedCopy:
             "family": result.family.summary(),
             "n_probes": self.n_probes,
             "n_tokens": self.n_tokens,
-            "words": self.words(),
+            "words": self.wording().opening(),
         }
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey
 from pathmark.verification.paths.alignment import align, profile_texts
-from pathmark.verification.paths.evidence import Evidence, Examined
+from pathmark.verification.paths.evidence import Evidence, Examined, ReadWith
 from pathmark.verification.paths.routes import Routes
 from pathmark.verification.recorded.enginefile import read_routes
 from pathmark.verification.recorded.probeplan import ProbePlace, Variant, read_probe_id
@@ -205,13 +205,15 @@ def examine_routes(path: Path, key: OwnerKey, *, aligned: bool = True) -> Examin
     paired = pair_routes(key, read_routes(path, key.model))
     notes = [f"{paired.dropped} texts were left out: not all of their prompts were recorded"] * bool(paired.dropped)
     evidence = Evidence(paired.clean, paired.triggered, paired.decoys, handed_over=True)
+    read_with = ReadWith(paired.text_tokens)
     texts = profile_texts(key) if aligned else []
     rows = [_place(tokens, texts) for tokens in paired.text_tokens]
     if any(row >= 0 for row in rows):
-        return Examined(evidence.aligned(align(key, paired.clean, rows=rows)), "routes", tuple(notes))
+        aligned_evidence = evidence.aligned(align(key, paired.clean, rows=rows))
+        return Examined(aligned_evidence, "routes", tuple(notes), read_with=read_with)
     if aligned:
         notes.append("no text of the key's expert profiles was recorded, so experts were taken by their numbers")
-    return Examined(evidence, "routes", tuple(notes))
+    return Examined(evidence, "routes", tuple(notes), read_with=read_with)
 
 
 def _place(tokens: Sequence[int], texts: Sequence[tuple[int, ...]]) -> int:

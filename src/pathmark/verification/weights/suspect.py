@@ -24,7 +24,7 @@ from pathmark.progress import Progress, Silent
 from pathmark.verification.criteria import Criteria
 from pathmark.verification.decoys import decoy_triggers
 from pathmark.verification.paths.alignment import profile_texts
-from pathmark.verification.paths.evidence import Evidence, Examined
+from pathmark.verification.paths.evidence import Evidence, Examined, ReadWith
 from pathmark.verification.paths.judging import PathVerdict, judge
 from pathmark.verification.weights.profiles import attach_profiles
 from pathmark.verification.weights.reading import Reading, choose_reading
@@ -66,25 +66,25 @@ def examine(
     texts: Sequence[str] | None = None,
     base: str | None = None,
     original: str | None = None,
+    again: ReadWith | None = None,
     progress: Progress | None = None,
 ) -> Examined:
     """Open a model folder, a hub id or an adapter (on `base`), and record everything that a verdict needs.
 
     `texts` replace the probes kept in the key. With the unmarked `original` the suspect is also read behind its lower
     layers (`record_grafted`); where their builds differ, a note says so.
+    `again` gives exactly these texts and decoys to read once more.
     """
     say = progress or Silent()
     if base is None and is_adapter(name):
         base = original
-    codec, tokenizer, notes = _codec(name if base is None else base, key, config)
+    read_with, public, tokenizer, notes = _read_with(name if base is None else base, key, config, texts, again)
+    probes, decoys = list(read_with.probes), list(read_with.decoys)
     if original is None and base is None and not key.attachments.keys() >= {FACTS, VOCABULARY}:
         notes.append(OLD_KEY)
-    probes = _probes(key, codec, texts, config)
-    public = _public(key, codec, texts)
-    if config.align and not public and isinstance(key, ClaimedKey):
+    if config.align and not public and again is None and isinstance(key, ClaimedKey):
         config = replace(config, align=False)
         notes.append("no public texts came with the claim to recognise experts on, so they were taken by their numbers")
-    decoys = decoy_triggers(key, codec, config.decoys) if codec is not None and config.decoys else []
     say.stage("loading", None)
     reading = choose_reading(
         partial(_open, name, base, config, say, 1 if original is None else 2),
@@ -95,8 +95,8 @@ def examine(
     )
     donor = None
     if original is not None:
-        again = replace(config, stream="always" if reading.streamed else "never")
-        donor, _ = _open(original, None, again, say, 1, None)
+        same = replace(config, stream="always" if reading.streamed else "never")
+        donor, _ = _open(original, None, same, say, 1, None)
     few = min(DECOY_PROBES, len(probes))
     n_rows = count_rows(key, probes, aligned=config.align) + few * len(decoys)
     settings: dict[str, Any] = {
@@ -114,7 +114,7 @@ def examine(
         notes.append("the key has no expert profiles attached, so experts were taken by their numbers")
     access: Literal["weights", "streamed weights"] = "streamed weights" if reading.streamed else "weights"
     evidence = replace(evidence, public=public, rests_on=reading.rests_on)
-    return Examined(evidence, access, (*reading.notes, *notes, *unfed), reading.mute, fed)
+    return Examined(evidence, access, (*reading.notes, *notes, *unfed), reading.mute, fed, read_with)
 
 
 @contextmanager
@@ -213,6 +213,18 @@ def _open(
         progress=lambda done, total: say.advance(0, f"layer {done}/{total}"),
     )
     return model, True
+
+
+def _read_with(
+    name: str, key: VerifierKey, config: ExamineConfig, texts: Sequence[str] | None, again: ReadWith | None
+) -> tuple[ReadWith, bool, Any | None, list[str]]:
+    """Texts and decoys, whether profiles rest on public texts, the suspect's tokenizer, and what could not be had."""
+    if again is not None:
+        return again, False, None, []
+    codec, tokenizer, notes = _codec(name, key, config)
+    probes = _probes(key, codec, texts, config)
+    decoys = decoy_triggers(key, codec, config.decoys) if codec is not None and config.decoys else []
+    return ReadWith(tuple(probes), tuple(decoys)), _public(key, codec, texts), tokenizer, notes
 
 
 def _codec(name: str, key: VerifierKey, config: ExamineConfig) -> tuple[HFTextCodec | None, Any | None, list[str]]:
