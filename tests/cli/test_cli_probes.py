@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pathmark.cli.main import cli
-from pathmark.errors import KeyFileError, PathmarkError
+from pathmark.errors import PathmarkError
 from pathmark.keys import Ledger, TriggerRef, load_key
 from pathmark.models import load_tokenizer
 from pathmark.models.tokenization import HFTextCodec
@@ -55,7 +55,7 @@ def test_probes_are_private_shuffled_and_stable(made):
     assert sorted(set(variants)) == [(0, 0), (1, 0), (2, 0), (2, 1)]
     assert variants != sorted(variants)
     again = run("probes", "--key", "owner.key", "-o", "probes.jsonl", folder=made)
-    assert isinstance(again.exception, KeyFileError)
+    assert isinstance(again.exception, PathmarkError)
     assert "already exists" in str(again.exception)
     (used,) = Ledger.beside(made / "owner.key").uses()  # whoever gets the file may read the trigger
     assert (used.trigger, used.host, used.model, used.times) == (TriggerRef(0, 0), "probes", "probes.jsonl", 6)
@@ -84,7 +84,7 @@ def test_texts_of_ones_own_in_the_chat_template(made):
     ("arguments", "match"),
     [
         (["--trigger", "3"], "has 1 trigger"),
-        (["--texts", "nowhere.txt"], "does not exist"),
+        (["--texts", "nowhere.txt"], "No such file"),
         (["--tokenizer", "/nowhere/at/all"], "does not exist"),
     ],
 )
