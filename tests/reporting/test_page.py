@@ -145,7 +145,7 @@ def test_the_demo_says_what_was_found_and_whose_copy_it_was(pages):
 
 @pytest.mark.parametrize("result", [{"something": "else"}, CHECK | {"bounds": 3}, VERDICT | {"verdict": "perhaps"}])
 def test_what_no_page_can_be_made_of_is_refused(result):
-    with pytest.raises(ReportError, match=r"expected what embed|damaged or of another version"):
+    with pytest.raises(ReportError, match=r"expected an evidence bundle|damaged or of another version"):
         result_page(result)
 
 

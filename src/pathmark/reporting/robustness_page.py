@@ -120,8 +120,8 @@ def _table(rows: Sequence[Row]) -> Section:
         title="Attack by attack",
         paragraphs=[
             "Press a heading to sort by it. Evidence is -log10 of the p-value that decides. Perplexity is that of "
-            "clean text after the attack, of the original's kind and of the thief's. The mark is read in the model as it is, and in its marked layers fed by the "
-            "original's lower ones."
+            "clean text after the attack, of the original's kind and of the thief's. The mark is read in the model as "
+            "it is, and in its marked layers fed by the original's lower ones."
         ],
         tables=[Table("Attacks on this copy", head, numbered, True)],
     )
