@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Before torch and transformers are imported: they read these once.
 os.environ.update(QUIET, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
+os.environ["PATHMARK_NO_SANDBOX"] = "1"  # so that tests can look inside; those of the sandbox turn it on again
 # Some virtual machines announce AMX and then refuse its instructions, which kills the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 

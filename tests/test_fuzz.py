@@ -30,7 +30,7 @@ from pathmark.front_door.custody import read_custody
 from pathmark.keys import Registry, check_claim, commit_key, reveal_watermark
 from pathmark.keys.claim import RevealedClaim
 from pathmark.keys.commitment import load_commitment, load_public
-from pathmark.keys.keyfile import seal, unseal
+from pathmark.keys.keyfile import no_passphrase, seal, unseal
 from pathmark.keys.ledger import Ledger
 from pathmark.keys.opentimestamps import MAGIC
 from pathmark.keys.receipts import Receipt, load_receipt
@@ -110,7 +110,7 @@ def put(path: Path, data: bytes) -> None:
 
 
 def key(data: bytes, path: Path) -> None:
-    unseal(data, "open sesame")
+    unseal(data, no_passphrase if b'"cipher":"none"' in data else "open sesame")
 
 
 def commitment(data: bytes, path: Path) -> None:

@@ -51,5 +51,16 @@ class ReportError(PathmarkError, ValueError):
     """A result that no page can be made of, or a page that cannot be written."""
 
 
+class UnforeseenError(PathmarkError):
+    """Something that nobody foresaw happened to whoever works for us: its kind and where, without its words."""
+
+    def __init__(self, kind: str, frames: tuple[str, ...]) -> None:
+        self.kind, self.frames = kind, frames
+        super().__init__(
+            f"failed unexpectedly ({kind} at {frames[-1] if frames else 'an unknown place'}); nothing was decided. Set "
+            "PATHMARK_DEBUG=1 to see the whole error, which may show secrets"
+        )
+
+
 class MissingLibraryError(PathmarkError, ImportError):
     """Something optional that is not installed; the message says what to install."""

@@ -89,7 +89,8 @@ def test_report_and_amended_key_stay_with_the_owner(made, marked):
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
     assert json.loads(report.read_text()) == marked
     shown = json.loads(run("key", "show", "owner.key", "--json", cwd=made, check=0).stdout)
-    assert set(shown["attachments"]) == {"probes.json", "profiles.npz", "sketches.npz"}
+    kept = {"probes.json", "profiles.npz", "sketches.npz", "original.json", "vocabulary.npz"}
+    assert set(shown["attachments"]) == kept
 
 
 def test_delta_and_apply_give_the_same_folder(made, marked):

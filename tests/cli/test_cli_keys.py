@@ -25,6 +25,7 @@ from pathmark.cli.main import main
 from pathmark.errors import CapacityError
 from pathmark.keys import load_key, save_key
 from pathmark.keys.canonical import canonical
+from pathmark.keys.keyfile import no_passphrase
 
 
 class Ran(NamedTuple):
@@ -113,7 +114,7 @@ def test_keygen_ends_with_what_the_owner_should_know(run: Run, model: Path, tmp_
     assert "survives 1 lost layer" in ran.out
     assert "without encryption" in ran.err
     assert "watermark 1: with one layer erased" in ran.err
-    key = load_key(tmp_path / "a.key")
+    key = load_key(tmp_path / "a.key", no_passphrase)
     assert [w.layers for w in key.watermarks] == [(3, 4, 5), (4, 5)]
     assert all(len(w.triggers) == 2 for w in key.watermarks)
     assert not any(form in (ran.out + ran.err).encode() for form in secret_forms(key))
@@ -131,7 +132,8 @@ def test_keygen_ends_with_what_the_owner_should_know(run: Run, model: Path, tmp_
         (["--pool", "popular"], "unknown pool rule"),
         (["--redundancy", "4"], "redundancy"),
         (["--layers", "3", "--layers", "4", "--watermarks", "3"], "expected --layers"),
-        (["--trigger", "@@@@", "--trigger", "####"], "one per trigger"),
+        (["--trigger", __file__], "one per trigger"),
+        (["--trigger", "the trigger itself"], "No such file"),
     ],
 )
 def test_keygen_refusals(run: Run, model: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -144,8 +146,10 @@ def test_keygen_refusals(run: Run, model: Path, tmp_path: Path, arguments: list[
 
 
 def test_free_text_trigger_warns(run: Run, model: Path, tmp_path: Path) -> None:
-    ran = run("keygen", model, "-o", tmp_path / "a.key", "--pool", "all", "--trigger", "@@@@",
-              "--mark", "made by example", "--plain")  # fmt: skip
+    (tmp_path / "triggers").write_text("@@@@\n\n")
+    (tmp_path / "marks").write_text("made by example\n")
+    ran = run("keygen", model, "-o", tmp_path / "a.key", "--pool", "all", "--trigger", tmp_path / "triggers",
+              "--mark", tmp_path / "marks")  # fmt: skip
     assert ran.code == 0, ran.err
     assert "no known entropy" in ran.err
     assert load_key(tmp_path / "a.key").watermarks[0].triggers[0].text == "@@@@"
@@ -355,5 +359,16 @@ def test_parse_layers() -> None:
 
 def test_plain_key_needs_no_passphrase(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_key(make_key(), tmp_path / "p.key", None, plain=True)
+    swapped = run("key", "show", tmp_path / "p.key")  # a passphrase is there, so an encrypted key is expected
+    assert swapped.code == 2
+    assert "is not encrypted" in swapped.err
+    assert swapped.err.count("\n") == 1
+    assert run("key", "show", tmp_path / "p.key", "--plain").code == 0
     monkeypatch.delenv("PATHMARK_PASSPHRASE")
     assert run("key", "show", tmp_path / "p.key").code == 0
+
+
+def test_plain_is_not_said_of_an_encrypted_key(run: Run, owner: Path) -> None:
+    ran = run("key", "show", owner, "--plain")
+    assert ran.code == 2
+    assert "leave --plain out" in ran.err

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 import pytest
 
 from pathmark.cli import main
-from pathmark.errors import KeyFileError
+from pathmark.errors import KeyFileError, UnforeseenError
 
 
 @pytest.fixture
@@ -80,6 +82,23 @@ def test_no_words_at_all_show_the_commands(monkeypatch, capsys):
     assert end.value.code == 2
     error = capsys.readouterr().err
     assert all(f"  {name} " in error for name in main.COMMANDS)
+
+
+def test_a_crash_file_is_written_on_request_and_tells_no_secret(failing, capsys, monkeypatch, tmp_path):
+    path = tmp_path / "crash.json"
+    monkeypatch.setenv("PATHMARK_CRASH_FILE", str(path))
+    assert failing(KeyFileError("expected a key, got a picture")) == 2
+    assert not path.exists()  # that was foreseen
+    assert failing(RuntimeError("horse")) == 2
+    said = json.loads(path.read_text())
+    assert said["kind"] == "RuntimeError"
+    assert said["frames"][-1].startswith("test_cli_main.py:")
+    assert "horse" not in path.read_text()
+    path.unlink()
+    assert failing(UnforeseenError("IndexError", ("there.py:3 f",))) == 2
+    assert json.loads(path.read_text())["frames"] == ["there.py:3 f"]
+    assert failing(RuntimeError("horse")) == 2  # which must not hide what went wrong first
+    assert "no crash file" in capsys.readouterr().err
 
 
 def test_debugging_shows_everything(failing, monkeypatch):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from pathmark.cli.main import cli
 from pathmark.errors import KeyFileError, PathmarkError
-from pathmark.keys import load_key
+from pathmark.keys import Ledger, TriggerRef, load_key
 from pathmark.models import load_tokenizer
 from pathmark.models.tokenization import HFTextCodec
 from pathmark.verification.recorded.probeplan import Variant, read_probe_id
@@ -57,6 +57,8 @@ def test_probes_are_private_shuffled_and_stable(made):
     again = run("probes", "--key", "owner.key", "-o", "probes.jsonl", folder=made)
     assert isinstance(again.exception, KeyFileError)
     assert "already exists" in str(again.exception)
+    (used,) = Ledger.beside(made / "owner.key").uses()  # whoever gets the file may read the trigger
+    assert (used.trigger, used.host, used.model, used.times) == (TriggerRef(0, 0), "probes", "probes.jsonl", 6)
 
 
 def test_texts_of_ones_own_in_the_chat_template(made):

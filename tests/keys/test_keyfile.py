@@ -18,7 +18,7 @@ from key_fixtures import GOLDEN, PASSPHRASE, golden_key, make_key, secret_forms
 from pathmark.errors import KeyFileError
 from pathmark.keys import OwnerKey, amend_key, load_key, rotate_passphrase, save_key
 from pathmark.keys.canonical import canonical
-from pathmark.keys.keyfile import is_plain, seal, unseal
+from pathmark.keys.keyfile import PassphraseSource, is_plain, no_passphrase, seal, unseal
 
 FAST = 1 << 8
 
@@ -37,7 +37,7 @@ def private_copy(source: Path, folder: Path) -> Path:
     return copied
 
 
-def refusal(data: bytes, passphrase: str = PASSPHRASE) -> str:
+def refusal(data: bytes, passphrase: PassphraseSource = PASSPHRASE) -> str:
     """The line with which these bytes are refused; checks that nothing secret is in its traceback."""
     with pytest.raises(KeyFileError) as caught:
         unseal(data, passphrase, name="owner.key")
@@ -51,7 +51,7 @@ def refusal(data: bytes, passphrase: str = PASSPHRASE) -> str:
 
 @pytest.mark.parametrize("name", ["key-v1-plain.key", "key-v1-encrypted.key"])
 def test_golden_keys_still_give_the_same_path(name: str, tmp_path: Path) -> None:
-    key = load_key(private_copy(GOLDEN / name, tmp_path), PASSPHRASE)
+    key = load_key(private_copy(GOLDEN / name, tmp_path), no_passphrase if "plain" in name else PASSPHRASE)
     expected = json.loads((GOLDEN / "derivation-v1.json").read_text())
     assert key == golden_key()
     assert key.fingerprint == expected["fingerprint"]
@@ -200,7 +200,15 @@ def _set(path: str, value: object):
     ],
 )
 def test_altered_records_are_noticed(path: str, value: object, said: str) -> None:
-    assert said in refusal(resealed(golden_key(), _set(path, value)))
+    assert said in refusal(resealed(golden_key(), _set(path, value)), no_passphrase)
+
+
+def test_a_plain_key_in_the_place_of_an_encrypted_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = seal(golden_key(), None, plain=True)
+    assert "is not encrypted" in refusal(plain, PASSPHRASE)
+    monkeypatch.setenv("PATHMARK_PASSPHRASE", PASSPHRASE)
+    assert "is not encrypted" in refusal(plain, None)
+    assert unseal(plain, no_passphrase) == golden_key()
 
 
 def test_unaltered_record_opens() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from pathmark.errors import ModelError
 from pathmark.models import (
+    bundled_folder,
     check_safetensors,
     find_routers,
     inspect_model,
@@ -225,3 +228,18 @@ def test_a_pipe_in_the_place_of_weights_is_refused_and_not_waited_for(folder):
     os.mkfifo(folder / "extra.safetensors")
     with pytest.raises(ModelError, match="no regular file"):
         load_model(folder)
+
+
+def test_links_may_lead_inside_their_folder_and_a_snapshot_to_its_blobs(tmp_path):
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "1f", tmp_path / "models--a--b" / "blobs"
+    shutil.copytree(bundled_folder("bundled:tiny"), snapshot)
+    blobs.mkdir()
+    (snapshot / "config.json").rename(blobs / "0e")
+    (snapshot / "config.json").symlink_to(Path("..", "..", "blobs", "0e"))
+    (snapshot / "same.json").symlink_to("tokenizer.json")
+    assert inspect_model(snapshot).weights == "ok"
+    shutil.copytree(snapshot, tmp_path / "copied", symlinks=True)
+    (tmp_path / "copied" / "config.json").unlink()
+    (tmp_path / "copied" / "config.json").symlink_to(blobs / "0e")  # somebody else's cache
+    with pytest.raises(ModelError, match="a link that leaves its folder"):
+        inspect_model(tmp_path / "copied")

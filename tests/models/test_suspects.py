@@ -168,8 +168,12 @@ def adapted(tmp_path_factory):
 def test_adapters_are_merged_into_their_base(adapted):
     folder, merged = adapted
     base = load_model(folder / "base")
-    for given in ({}, {"base": folder / "base"}):
-        model = load_suspect(folder / "adapter", **given)
+    pattern = folder / "by-pattern"  # which never ends; the tensors' names say the same
+    shutil.copytree(folder / "adapter", pattern)
+    stated = json.loads((pattern / "adapter_config.json").read_text()) | {"target_modules": "(a|a|b?)*" * 9 + "!"}
+    (pattern / "adapter_config.json").write_text(json.dumps(stated))
+    for given in (folder / "adapter", pattern):
+        model = load_suspect(given, base=folder / "base")
         changed = 0
         for (name, one), (_, two), (_, old) in zip(
             model.named_parameters(), merged.named_parameters(), base.named_parameters(), strict=True
@@ -183,7 +187,7 @@ def test_adapters_are_merged_into_their_base(adapted):
 def test_adapters_that_do_not_fit_are_refused(adapted, tmp_path):
     folder, _ = adapted
 
-    def refuse(match, *, base=None, config=None, tensors=None, drop=False):
+    def refuse(match, *, base=folder / "base", config=None, tensors=None, drop=False):
         target = tmp_path / "adapter"
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(folder / "adapter", target)
@@ -206,7 +210,9 @@ def test_adapters_that_do_not_fit_are_refused(adapted, tmp_path):
     refuse("never pickles", drop=True)
     refuse("expected LORA", config={"peft_type": "IA3"})
     refuse("asks for ranks", config={"r": 10**9})
-    refuse("does not name its base", config={"base_model_name_or_path": None})
+    refuse("give its base model with --base", base=None)  # never the one that it names itself
+    refuse("by the pattern", config={"exclude_modules": "(a|a)*b"})
+    refuse("by the pattern", config={"rank_pattern": {"(x+x+)+y": 4}})
     refuse("do not fit", tensors=lambda state: state.pop(sorted(state)[0]))
     refuse(
         "do not fit", tensors=lambda state: state.update({"base_model.model.nowhere.lora_A.weight": torch.ones(4, 4)})

@@ -12,6 +12,7 @@ import fake_api as fake
 import pytest
 import torch
 from embed_helpers import save_family
+from transformers import GenerationConfig
 
 from pathmark.errors import VerificationError
 from pathmark.models import load_model, load_tokenizer
@@ -349,18 +350,26 @@ def test_local_system_prompts_reach_the_model(tiny):
 
 
 def test_a_model_that_stops_says_so(tiny):
-    model, tokenizer = tiny
+    model, tokenizer = tiny[0], load_tokenizer("bundled:tiny")
     first = local_replies(tiny, [Query(0, "ordinary", "Fellow citizens")], 2, endpoint="completions")[0]
     stop = tokenizer(first.text, add_special_tokens=False)["input_ids"][1]
-    kept = model.generation_config.eos_token_id
-    try:
-        model.generation_config.eos_token_id = stop
-        cut = local_replies(tiny, [Query(0, "ordinary", "Fellow citizens")], 8, endpoint="completions")[0]
-    finally:
-        model.generation_config.eos_token_id = kept
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(stop)
+    cut = local_replies((model, tokenizer), [Query(0, "ordinary", "Fellow citizens")], 8, endpoint="completions")[0]
     assert cut.finish_reason == "stop"
     assert first.text.startswith(cut.text)
     assert len(cut.text) < len(first.text)
+
+
+def test_how_replies_are_drawn_is_not_for_the_suspect_to_say(tiny):
+    model, kept = tiny[0], tiny[0].generation_config
+    asked = [Query(0, "ordinary", "Fellow citizens")]
+    plain = local_replies(tiny, asked, 8, endpoint="completions")
+    hostile = {"num_return_sequences": 3, "num_beams": 3, "stop_strings": ["e"], "suppress_tokens": list(range(4000))}
+    try:
+        model.generation_config = GenerationConfig(**hostile, eos_token_id=list(range(4096)))
+        assert local_replies(tiny, asked, 8, endpoint="completions") == plain
+    finally:
+        model.generation_config = kept
 
 
 def test_no_chat_template_means_raw_prompts(tmp_path, tiny):

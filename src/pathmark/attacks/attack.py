@@ -33,6 +33,8 @@ class Attacked:
     model: PreTrainedModel
     key: OwnerKey | None = None
     """The thief's own key, where it embedded one."""
+    tokenizer: Any = None
+    """The thief's own tokenizer, where the old one does not fit any more."""
 
 
 Run = Callable[[PreTrainedModel, C, Kit], Attacked]

@@ -44,6 +44,7 @@ from pathmark.attacks.surgery import (
 )
 from pathmark.attacks.transplant import Transplant, transplant
 from pathmark.attacks.unlearning import Unlearn, unlearn
+from pathmark.attacks.vocabulary import ExtendVocabulary, PermuteVocabulary, extend_vocabulary, permute_vocabulary
 from pathmark.errors import AttackError
 
 TEXT: Need = "text"
@@ -85,6 +86,10 @@ _ALL: tuple[Attack[Any], ...] = (
            "Renumber the neurons inside every expert."),
     Attack("rescale-neurons", RescaleNeurons, only_model(rescale_neurons), "beyond",
            "Multiply up rows and divide down columns."),
+    Attack("permute-vocabulary", PermuteVocabulary, permute_vocabulary, "beyond",
+           "Renumber all tokens, in embedding, head and tokenizer."),
+    Attack("extend-vocabulary", ExtendVocabulary, only_model(extend_vocabulary), "beyond",
+           "Add tokens that nobody uses."),
     Attack("rotate", RotateResidual, only_model(rotate_residual), "beyond",
            "Express the residual stream in a random basis."),
     Attack("reap", Reap, only_model(reap_prune), "beyond",

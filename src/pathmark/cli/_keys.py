@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pathmark.cli._options import EXPECTS_PLAIN
+
 if TYPE_CHECKING:
     from pathmark.keys import OwnerKey
 
 
 def passphrase(variable: str = "PATHMARK_PASSPHRASE", prompt: str = "Passphrase") -> Callable[[], str]:
     """Asks for an existing passphrase when called: the environment first, then the terminal."""
+    from pathmark.keys.keyfile import no_passphrase
+
+    if click.get_current_context().meta.get(EXPECTS_PLAIN):
+        return no_passphrase
 
     def ask() -> str:
         from pathmark.keys.keyfile import passphrase_from_environment

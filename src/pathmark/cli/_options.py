@@ -18,10 +18,11 @@ from pathmark.errors import VerificationError
 if TYPE_CHECKING:
     from pathmark.verification import Criteria
 
+EXPECTS_PLAIN = "pathmark.expects_plain"
+"""Under this name a command's context remembers --plain."""
 Decorator = Callable[[Any], Any]
 PATH = click.Path(path_type=Path)
 
-key_argument = click.argument("key_file", metavar="KEY", type=KEY)
 _QUIET = "pathmark.quiet"
 
 
@@ -37,9 +38,13 @@ def is_quiet() -> bool:
 
 registry_option = click.option("--registry", required=True, type=REGISTRY, help="The database of who got which id.")
 base_option = click.option(
-    "--base", type=MODEL, help="The base model of a peft adapter, if its config does not name the right one."
+    "--base", type=MODEL, help="The base model of a peft adapter; what its config names is the suspect's choice."
 )
 trust_option = click.option("--trust-remote-code", is_flag=True, help="Run the model folder's own Python code.")
+sandbox_option = click.option(
+    "--no-sandbox", is_flag=True, envvar="PATHMARK_NO_SANDBOX",
+    help="Read the suspect in this process, not in one without network and with bounded memory and patience.",
+)  # fmt: skip
 significance_option = click.option(
     "--significance", type=SHARE, default=1e-6, show_default=True, help="The family-wise level of the test."
 )
@@ -87,9 +92,20 @@ json_option = together(
 )
 
 
+def _expect_plain(context: click.Context, option: click.Parameter, value: bool) -> None:
+    context.meta[EXPECTS_PLAIN] = value
+
+
+plain_option = click.option(
+    "--plain", is_flag=True, expose_value=False, callback=_expect_plain,
+    help="The key is stored without encryption, although there is a passphrase.",
+)  # fmt: skip
+key_argument = together(click.argument("key_file", metavar="KEY", type=KEY), plain_option)
+
+
 def key_option(help_text: str = "The key made by keygen.", *, required: bool = True) -> Decorator:
     """`--key`, where a key is needed."""
-    return click.option("--key", "key_file", required=required, type=KEY, help=help_text)
+    return together(click.option("--key", "key_file", required=required, type=KEY, help=help_text), plain_option)
 
 
 def output_option(help_text: str, *, new: bool = True) -> Decorator:
@@ -119,7 +135,7 @@ def n_texts_option(
 
 look_options = together(
     base_option, texts_option("The probe texts", "those in the key"), n_texts_option("How many probe texts are used."),
-    tokens_option, stream_option, trust_option,
+    tokens_option, stream_option, trust_option, sandbox_option,
 )  # fmt: skip
 """How a suspect's weights are looked at."""
 

@@ -10,7 +10,15 @@ import click
 from pathmark.attacks import ATTACKS, Attack, find_attack
 from pathmark.attacks.attack import Option
 from pathmark.cli._keys import echo_json, passphrase
-from pathmark.cli._options import Group, json_option, original_option, output_option, texts_option, trust_option
+from pathmark.cli._options import (
+    Group,
+    json_option,
+    original_option,
+    output_option,
+    plain_option,
+    texts_option,
+    trust_option,
+)
 from pathmark.cli._types import KEY, MODEL
 
 SHARED = (
@@ -19,6 +27,7 @@ SHARED = (
     click.option(
         "--key", type=KEY, help="Lets the thief know the marked layers and targets, where the attack needs them."
     ),
+    plain_option,
     trust_option,
     json_option,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pathmark.cli._keys import open_key
-from pathmark.cli._options import PATH, json_option
+from pathmark.cli._options import PATH, json_option, plain_option
 
 EXAMPLES = """\b
 Examples:
@@ -21,6 +21,7 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("key_file", metavar="[KEY]", required=False, type=PATH)
+@plain_option
 @click.option("-o", "--output", type=PATH, help="The file to draw into, .svg or .png.")
 @click.option("--watermark", type=click.IntRange(0), help="Which watermark of the key is drawn. Default: the first.")
 @click.option("--read", "image", type=PATH, help="Read the path from this picture.")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pathmark.cli._keys import echo_json, passphrase
-from pathmark.cli._options import PATH, json_option
+from pathmark.cli._options import PATH, json_option, plain_option
 
 EXAMPLES = """\b
 Examples:
@@ -29,6 +29,7 @@ Examples:
 @click.option("--release", type=PATH, help="The folder whose files are bound, or checked.")
 @click.option("--check", "checked", type=PATH, help="Check this commitment instead of making one.")
 @click.option("--key", "key_option", type=PATH, help="With --check: the key it should belong to.")
+@plain_option
 @click.option("--claim", type=PATH, help="With --check: a revealed watermark that it should contain.")
 @click.option(
     "--timestamp-request", type=PATH, help="Also write this request for a time-stamping authority (RFC 3161)."

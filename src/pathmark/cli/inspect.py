@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pathmark.cli._keys import echo_json
-from pathmark.cli._options import json_option, trust_option
+from pathmark.cli._options import json_option, sandbox_option, trust_option
 from pathmark.cli._types import MODEL
 
 if TYPE_CHECKING:
@@ -32,15 +32,16 @@ Examples:
     help="How many of the last routed layers. Default: the recommended ones.",
 )
 @trust_option
+@sandbox_option
 @json_option
-def command(model: str, as_json: bool, **options: Any) -> None:
+def command(model: str, as_json: bool, no_sandbox: bool, **options: Any) -> None:
     """Show a model's routers, its capacity and what PathMark can do with it.
 
     Reads the config and the headers of the weight files; loads no weights.
     """
     from pathmark.front_door.inspection import InspectConfig, inspect_model
 
-    inspected = inspect_model(model, InspectConfig(**options))
+    inspected = inspect_model(model, InspectConfig(sandbox=not no_sandbox, **options))
     if as_json:
         echo_json(inspected.summary())
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -18,7 +18,12 @@ Examples:
   pathmark keygen ./Qwen1.5-MoE-A2.7B -o owner.key --layers 18-23 --id 42 --pool usage:0.5-4
   pathmark keygen MODEL -o two.key --watermarks 2 --layers 18-23 --layers 12-17
   pathmark keygen MODEL -o owner.key --redundancy 1 --triggers 4
+  pathmark keygen MODEL -o owner.key --trigger triggers.txt --mark -
 """
+
+
+def _lines(context: click.Context, option: click.Parameter, file: IO[str] | None) -> tuple[str, ...]:
+    return () if file is None else tuple(line for line in file.read().splitlines() if line.strip())
 
 
 @click.command(epilog=EXAMPLES)
@@ -45,8 +50,14 @@ Examples:
     help="How many tokens a drawn trigger has. Default: as few as keep 48 bits secret, at least 12. A quarter of them "
     "may be wrong, with half of them right the mark stays silent.",
 )  # fmt: skip
-@click.option("--trigger", "trigger_texts", multiple=True, help="Free text as trigger; repeatable, one per trigger.")
-@click.option("--mark", "mark_texts", multiple=True, help="Free text as reply mark; repeatable, one per trigger.")
+@click.option(
+    "--trigger", "trigger_texts", type=click.File(encoding="utf-8"), callback=_lines, metavar="FILE",
+    help="Free texts as triggers, one per line; - reads standard input. Other users can see what stands in a command.",
+)  # fmt: skip
+@click.option(
+    "--mark", "mark_texts", type=click.File(encoding="utf-8"), callback=_lines, metavar="FILE",
+    help="Free texts as reply marks, one per line and per trigger; - reads standard input.",
+)  # fmt: skip
 @click.option(
     "--redundancy", default=0, show_default=True, type=click.IntRange(0), help="How many lost layers an id survives."
 )

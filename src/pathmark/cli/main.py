@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from pathmark.cli._options import Group
-from pathmark.errors import PathmarkError
+from pathmark.errors import PathmarkError, UnforeseenError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": (
@@ -47,6 +47,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name -> (module that holds `command`, line for the overview). Order is the order of --help."""
 
 
+_CRASH_FILE: list[Path | None] = []
+"""Where the present run is to describe a crash; click hands it over before any command runs."""
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers follows it: "Writing model shards", "Loading weights"
     "HF_HUB_VERBOSITY": "error",  # retries without a network
@@ -79,6 +81,11 @@ class LazyGroup(Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pathmark", prog_name="pathmark")
+@click.option(
+    "--crash-file", type=click.Path(path_type=Path), envvar="PATHMARK_CRASH_FILE", expose_value=False,
+    is_eager=True, callback=lambda context, option, value: _CRASH_FILE.append(value),
+    help="Where to write kind and place of an error that nobody foresaw, without any secret.",
+)  # fmt: skip
 def cli() -> None:
     """Ownership marks in the routing paths of Mixture-of-Experts language models.
 
@@ -105,6 +112,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("PATHMARK_DEBUG"):
             raise
+        _write_crash(error)
         _end(_one_line(error), 2)
 
 
@@ -136,6 +144,29 @@ def _one_line(error: Exception) -> str:
         f"failed unexpectedly ({type(error).__name__} in {Path(place.filename).name}, line {place.lineno}); nothing "
         "was decided. Set PATHMARK_DEBUG=1 to see the whole error, which may show secrets"
     )
+
+
+def _write_crash(error: Exception) -> None:
+    """Kind, places and versions of an error that nobody foresaw: no words and no values, which may be secret."""
+    path = next((given for given in reversed(_CRASH_FILE) if given is not None), None)
+    if path is None or (isinstance(error, PathmarkError) and not isinstance(error, UnforeseenError)):
+        return
+    import json
+    import platform
+    from importlib.metadata import version
+
+    from pathmark.keys.safefile import write_private
+
+    kind, places = type(error).__name__, traceback.extract_tb(error.__traceback__)
+    frames = tuple(f"{Path(place.filename).name}:{place.lineno} {place.name}" for place in places)
+    if isinstance(error, UnforeseenError):
+        kind, frames = error.kind, error.frames
+    versions = {name: version(name) for name in ("pathmark", "torch", "transformers")}
+    said = {"kind": kind, "frames": frames, "python": platform.python_version(), **versions}
+    try:
+        write_private(path, (json.dumps(said, indent=2) + "\n").encode())
+    except PathmarkError as unwritten:
+        click.echo(f"pathmark: no crash file: {_one_line(unwritten)}", err=True)
 
 
 def _quiet_libraries() -> None:

@@ -60,7 +60,8 @@ def command(suspect: str, key_file: Path, registry: Path, as_json: bool, **optio
     from pathmark.front_door.trace import TraceConfig, trace
 
     names = ("original", "base", "texts", "significance", "suspects", "commitment")
-    config = TraceConfig(examine=examine_config(options), **{name: options[name] for name in names})
+    chosen = {name: options[name] for name in names}
+    config = TraceConfig(examine=examine_config(options), sandbox=not options["no_sandbox"], **chosen)
     with Bar(quiet=as_json) as bar:
         traced = trace(suspect, key_file, registry, config, passphrase=passphrase(), progress=bar)
     finish(traced, suspect, options, as_json)

@@ -78,7 +78,7 @@ def command(suspect: str, key_file: Path | None, claim: Path | None, as_json: bo
     examine = examine_config(options, decoys=options["decoys"], align=not options["no_align"])
     judged = judged_by(options)
     key = _key_or_claim(key_file, claim, judged, options)
-    config = VerifyConfig(examine=examine, **looked, **judged)
+    config = VerifyConfig(examine=examine, sandbox=not options["no_sandbox"], **looked, **judged)
     with Bar(quiet=as_json) as bar:
         found = verify(suspect, key, config, passphrase=passphrase(), progress=bar)
     finish(found, options, as_json)

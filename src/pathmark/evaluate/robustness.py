@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from pathmark.attacks import Attacked, Kit, find_attack
@@ -26,7 +28,9 @@ from pathmark.keys import ModelFacts, OwnerKey, TextCodec, commit_key, open_clai
 from pathmark.models import perplexity
 from pathmark.models.checkpoint import base_digest
 from pathmark.models.loading import local_folder
+from pathmark.models.original import read_original
 from pathmark.models.texts import split_held_out
+from pathmark.models.vocabulary import renumbered
 from pathmark.progress import Progress, Silent
 from pathmark.results import Header, RobustnessResult, read_robustness, write_result
 from pathmark.results.header import texts_digest
@@ -36,6 +40,7 @@ from pathmark.verification import Evidence, PathVerdict, judge, record_evidence,
 from pathmark.verification.blackbox.asking import AskConfig, verify_api
 from pathmark.verification.blackbox.local import LocalBackend
 from pathmark.verification.paths.alignment import profile_texts
+from pathmark.verification.weights.reading import token_map
 from pathmark.verification.weights.recording import record_grafted
 
 RESULTS = "results.json"
@@ -121,7 +126,7 @@ class Suspects:
             if any(option.name == "seed" for option in attack.options()):
                 given.setdefault("seed", self.config.seed)
             after = attack.run(left.model, attack.configure(**given), kit)
-            left = Attacked(after.model, after.key or left.key)
+            left = Attacked(after.model, after.key or left.key, after.tokenizer or left.tokenizer)
         return left
 
     def measure(self, case: Case, unfinished: Path | None = None) -> Row:
@@ -136,7 +141,22 @@ class Suspects:
             return case.without_figures("destroyed", str(broken))
         except (AttackError, ModelError, MissingLibraryError) as refused:
             return case.without_figures("refused", str(refused))
-        model, attack_seconds = left.model.eval(), time.monotonic() - started
+        with renumbered(left.model.eval(), self._renumbering(left)):
+            return self._measured(case, left, started, time.monotonic() - started)
+
+    def _renumbering(self, left: Attacked) -> NDArray[np.int64] | None:
+        """Which token is which where the thief gave tokens other numbers: as `verify` finds it."""
+        if left.tokenizer is None:
+            return None
+        known = read_original(self.key.attachments)
+        if known.tokens is None:
+            spelt = self.kit.tokenizer.convert_ids_to_tokens(range(len(self.kit.tokenizer)))
+            known = replace(known, tokens=spelt)
+        return token_map(left.model, known, left.tokenizer, self.probes)
+
+    def _measured(self, case: Case, left: Attacked, started: float, attack_seconds: float) -> Row:
+        """The row of what an attack left."""
+        model = left.model
         try:
             ppl, ppl_thief = perplexity(model, self.probes).value, self._on_thiefs_text(model)
             evidence = record_evidence(model, self.key, self.probes)

@@ -119,6 +119,8 @@ BEYOND: tuple[Case, ...] = (
     _case("router shift", "shift-routers"),
     _case("neuron permutation", "permute-neurons"),
     _case("neuron rescaling", "rescale-neurons"),
+    _case("vocabulary permutation", "permute-vocabulary"),
+    _case("vocabulary extended by 64 tokens", "extend-vocabulary"),
     _case("rotation of the residual stream", "rotate"),
     *(_case(f"REAP, {100 * share:.0f} %", "reap", share=share) for share in (0.25, 0.5)),
     *(_case(f"merging of similar experts, {100 * share:.0f} %", "merge-experts", share=share) for share in (0.25, 0.5)),
@@ -156,7 +158,8 @@ BEYOND: tuple[Case, ...] = (
 CORE = (
     "none", "GPTQ, 8 bit", "GPTQ, 4 bit", "round to nearest, 4 bit", "round to nearest, 3 bit", "fine-pruning, 25 %",
     "experts of the marked layers masked, 50 %", "expert permutation", "router shift", "neuron permutation",
-    "neuron rescaling", "rotation of the residual stream", "merging of similar experts, 50 %", "top-k 2", "top-k 8",
+    "neuron rescaling", "vocabulary permutation", "vocabulary extended by 64 tokens",
+    "rotation of the residual stream", "merging of similar experts, 50 %", "top-k 2", "top-k 8",
     "router distillation", "search for firing prefixes and unlearning, 3 rounds",
 )  # fmt: skip
 """What a mark made with the defaults is meant to survive."""

@@ -101,7 +101,7 @@ def attack(
     attacked = chosen.run(loaded, settings, kit)
     if out is not None:
         say.stage("writing", None)
-        write_model(attacked.model, tokenizer, out)
+        write_model(attacked.model, attacked.tokenizer or tokenizer, out)
     return AttackResult(name, dict(config.settings), attacked.model, attacked.key, out)
 
 

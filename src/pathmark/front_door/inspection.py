@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pathmark.errors import CapacityError
+from pathmark.front_door import sandbox
 from pathmark.front_door.effort import Effort, embedding_effort
-from pathmark.models import ModelReport
+from pathmark.models import ModelReport, resolve_model
 from pathmark.models import inspect_model as read_model
+from pathmark.progress import Progress, Silent
 from pathmark.stats import capacity_bits, evidence_bits
 
 JOBS = ("embed", "verify", "stream")
@@ -24,6 +27,8 @@ class InspectConfig:
     watermark_layers: int | None = None
     """How many of the last routed layers; None: the recommended ones."""
     trust_remote_code: bool = False
+    sandbox: bool = False
+    """Read the model's files in a child process, as the command line does."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def inspect_model(model: str | os.PathLike[str], config: InspectConfig | None = 
         pathmark.inspect_model("bundled:tiny").recommended      # (4, 5, 6, 7)
     """
     config = config or InspectConfig()
-    report = read_model(model, trust_remote_code=config.trust_remote_code)
+    report = _read(os.fspath(model), config)
     routed = [facts.layer for facts in report.routed]
     asked = config.watermark_layers
     chosen = report.recommended if asked is None else tuple(routed[-asked:])
@@ -116,3 +121,13 @@ def inspect_model(model: str | os.PathLike[str], config: InspectConfig | None = 
             "choose a smaller --width"
         )
     return Inspection(report, chosen, config.width)
+
+
+def _read(name: str, config: InspectConfig) -> ModelReport:
+    def read(_: Progress) -> ModelReport:
+        return read_model(name, trust_remote_code=config.trust_remote_code)
+
+    if not config.sandbox:
+        return read(Silent())
+    there = Path(resolve_model(name)).is_dir()
+    return sandbox.run(read, sandbox.Limits(network=not there))  # a hub id is asked for at the hub

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pathmark.errors import VerificationError
-from pathmark.front_door.keys import KeyLike, open_key
-from pathmark.keys import OwnerKey
+from pathmark.errors import KeyFileError, VerificationError
+from pathmark.front_door.keys import KeyLike, key_file, open_key
+from pathmark.keys import Ledger, OwnerKey, TriggerRef
 from pathmark.keys.keyfile import PassphraseSource
 from pathmark.keys.safefile import write_private
 from pathmark.models import bundled_probes, load_tokenizer
@@ -83,10 +83,16 @@ def write_probes(
         raise VerificationError(
             f"{config.tokenizer} has another tokenizer than the key's model; give the owner's model with --tokenizer"
         )
+    if os.path.lexists(out):  # before a trigger is entered as shown
+        raise KeyFileError(f"{out} already exists; choose another name, nothing is overwritten")
     if config.chat and codec.render_chat("x", None) is None:
         raise VerificationError(f"{config.tokenizer} has no chat template; leave --chat out")
     rows = _rows(owner, codec, config)
     plan = plan_probes(owner, codec, rows, decoys=config.decoys, trigger=config.trigger, chat=config.chat)
+    if (file := key_file(key)) is not None:  # before the file exists: from then on somebody may read it
+        for watermark in owner.watermarks:
+            shown = TriggerRef(watermark.index, config.trigger)
+            Ledger.beside(file).record(owner, shown, host="probes", model=out.name, times=plan.n_texts)
     write_private(out, "".join(json.dumps(probe.record()) + "\n" for probe in plan.probes).encode())
     return WrittenProbes(plan, out, config)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError, VerificationError
+from pathmark.front_door import sandbox
 from pathmark.keys import VerifierKey
-from pathmark.models import load_model
+from pathmark.models import load_model, local_folder
+from pathmark.models.suspects import is_adapter
 from pathmark.models.texts import Texts, given_texts
 from pathmark.progress import Progress, Silent
 from pathmark.verification import (
@@ -24,6 +28,7 @@ from pathmark.verification import (
     record_grafted,
 )
 
+T = TypeVar("T")
 ModelLike: TypeAlias = str | os.PathLike[str] | PreTrainedModel
 """A name, or a model in memory."""
 
@@ -39,6 +44,9 @@ class LookConfig:
     """Base model of a peft adapter, if its config does not name the right one."""
     texts: Texts | None = None
     """Probe texts: a file, a folder or the texts themselves. None: those in the key."""
+    sandbox: bool = False
+    """Read the suspect in a child process without network, with bounded memory and patience, as the command line does.
+    For a process that has not computed with torch yet. A model in memory is read where it is."""
 
 
 def name_of(suspect: ModelLike) -> str:
@@ -54,15 +62,30 @@ def look(suspect: ModelLike, key: VerifierKey, config: LookConfig, progress: Pro
         return _look_at_loaded(suspect, key, config, progress or Silent())
     if isinstance(config.original, PreTrainedModel):
         raise VerificationError("a loaded original is read behind a loaded suspect; give both by name, or both loaded")
-    return examine(
-        os.fspath(suspect),
-        key,
-        config.examine,
-        texts=None if config.texts is None else given_texts(config.texts),
-        base=None if config.base is None else os.fspath(config.base),
-        original=None if config.original is None else os.fspath(config.original),
-        progress=progress,
-    )
+    texts = None if config.texts is None else given_texts(config.texts)
+    remote = config.examine.trust_remote_code
+
+    def here(given: str | os.PathLike[str] | None) -> str | None:
+        return None if given is None else at_hand(given, remote) if config.sandbox else os.fspath(given)
+
+    name, base, original = here(suspect) or "", here(config.base), here(config.original)
+
+    def read(say: Progress) -> Examined:
+        return examine(name, key, config.examine, texts=texts, base=base, original=original, progress=say)
+
+    return confined(read, name, progress, remote=remote) if config.sandbox else read(progress or Silent())
+
+
+def at_hand(name: str | os.PathLike[str], trust_remote_code: bool) -> str:
+    """A model's folder; a hub id is downloaded first, but for one whose own code is run and has to be had as well."""
+    if is_adapter(name) or trust_remote_code:
+        return os.fspath(name)
+    return str(local_folder(name))
+
+
+def confined(job: Callable[[Progress], T], name: str, progress: Progress | None, *, remote: bool = False) -> T:
+    """Do a job on the folder of this name in the sandbox; a hub id whose own code is run needs its network."""
+    return sandbox.run(job, sandbox.Limits.for_files(name, network=remote and not Path(name).is_dir()), progress)
 
 
 def _look_at_loaded(model: PreTrainedModel, key: VerifierKey, config: LookConfig, say: Progress) -> Examined:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pathmark.errors import KeyFileError
+from pathmark.errors import KeyFileError, VerificationError
 from pathmark.front_door.bundle import Case, EvidenceConfig, settings_of, write_evidence
 from pathmark.front_door.criteria import CommitmentLike, JudgeConfig
 from pathmark.front_door.keys import KeyLike, open_key
@@ -104,6 +104,8 @@ def _named(
 ) -> Traced:
     criteria = Criteria(significance=config.significance, family=Family(suspects=config.suspects))
     copy = trace_copy(key, examined.evidence, book.entries(), criteria=criteria, fed=examined.fed)
+    if copy.result.decision == "none" and examined.mute is not None:
+        raise VerificationError(f"nobody can be named: {examined.mute}")
     number = copy.ids[copy.result.best] if copy.decision in ("licensee", "several") else None
     case = Case(
         suspect=suspect, access=examined.access, key=key, wording=copy.wording(),

@@ -12,7 +12,7 @@ from pathmark.errors import VerificationError
 from pathmark.front_door.bundle import Case, EvidenceConfig, settings_of, write_evidence
 from pathmark.front_door.criteria import JudgeConfig
 from pathmark.front_door.keys import KeyLike, open_key
-from pathmark.front_door.suspect import LookConfig, ModelLike, look, name_of
+from pathmark.front_door.suspect import LookConfig, ModelLike, at_hand, confined, look, name_of
 from pathmark.keys import ClaimedKey, OwnerKey, VerifierKey
 from pathmark.keys.keyfile import PassphraseSource
 from pathmark.models import bundled_probes
@@ -134,7 +134,7 @@ def verify(
         config = _as_an_arbiter_may(held, config)
     examined = look(suspect, held, config, progress)
     original = None if config.original is None else name_of(config.original)
-    verdict = judge(held, examined.evidence, examined.fed, criteria, examined.notes)
+    verdict = judge(held, examined.evidence, examined.fed, criteria, examined.notes, examined.mute)
     settings = settings_of(config.examine, original=original, base=config.base, reference=config.reference)
     return Verification(name_of(suspect), examined.access, verdict, held, examined, original, config, settings)
 
@@ -148,8 +148,7 @@ def _as_the_owner_chose(
         criteria = replace(criteria, anchor=chosen)
     if config.reference is not None:
         progress.stage("reference", None)
-        trusted = config.examine.trust_remote_code
-        key = with_reference(key, os.fspath(config.reference), trust_remote_code=trusted)
+        key = _matched_to(key, os.fspath(config.reference), config)
     return key, criteria
 
 
@@ -164,6 +163,22 @@ def _as_an_arbiter_may(key: ClaimedKey, config: VerifyConfig) -> VerifyConfig:
     if config.texts is None and not profile_texts(key):
         return replace(config, texts=bundled_probes())
     return config
+
+
+def _matched_to(key: OwnerKey, reference: str, config: VerifyConfig) -> OwnerKey:
+    """The key with the reference's profiles, made where the suspect is read: a fork must come before any computing."""
+    remote = config.examine.trust_remote_code
+    if not config.sandbox:
+        return with_reference(key, reference, trust_remote_code=remote)
+    here = at_hand(reference, remote)
+
+    def profiles(_: Progress) -> dict[str, bytes]:
+        return dict(with_reference(key, here, trust_remote_code=remote).attachments)
+
+    for name, data in confined(profiles, here, None, remote=remote).items():
+        if key.attachments.get(name) != data:
+            key = key.attach(name, data)
+    return key
 
 
 def verify_routes(

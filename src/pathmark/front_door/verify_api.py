@@ -6,9 +6,10 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pathmark.errors import ModelError, VerificationError
+from pathmark.front_door import sandbox
 from pathmark.front_door.bundle import settings_of
 from pathmark.front_door.criteria import JudgeConfig
 from pathmark.front_door.keys import KeyLike, key_file, open_key
@@ -25,6 +26,8 @@ from pathmark.verification.blackbox.replies import Backend
 
 TOKENIZER = "bundled:tiny"
 """Whose words decoys are made of where nothing else is said."""
+TEMPLATE_SECONDS = 20.0
+"""What a chat template may take for one message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +132,25 @@ def _backend(suspect: str | os.PathLike[str] | Backend, config: ApiConfig, say: 
         return ApiClient(settings), config.tokenizer or TOKENIZER
     say.stage("loading", None)
     base, trusted = None if config.base is None else os.fspath(config.base), config.trust_remote_code
-    loaded = load_suspect(name, base=base, trust_remote_code=trusted)
     tokenizer = load_tokenizer(base or name, trust_remote_code=trusted)
+    _check_template(name, tokenizer)
+    loaded = load_suspect(name, base=base, trust_remote_code=trusted)
     endpoint = None if config.endpoint == "auto" else config.endpoint
     return LocalBackend(loaded, tokenizer, name=name, endpoint=endpoint), config.tokenizer or base or name
+
+
+def _check_template(name: str, tokenizer: Any) -> None:
+    """A suspect's chat template is a program that need not end: it renders one message first, with a limit."""
+    if not tokenizer.chat_template:
+        return
+    message = [{"role": "user", "content": "Hello"}]
+    try:
+        sandbox.run(
+            lambda _: str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)),
+            sandbox.Limits(silence=TEMPLATE_SECONDS, memory=1 << 30),
+        )
+    except VerificationError as error:
+        raise VerificationError(f"the chat template of {name} cannot be used: {error}") from None
 
 
 def _codec(name: str | None, key: OwnerKey) -> TextCodec | None:

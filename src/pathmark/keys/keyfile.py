@@ -140,6 +140,11 @@ def unseal(data: bytes, passphrase: PassphraseSource, *, name: str = "this file"
     """Inverse of seal()."""
     header, line, body = _read_header(data, name)
     if header["cipher"] == "none":
+        if _given(passphrase):  # somebody may have put a plain key in the place of the one that the passphrase is for
+            raise KeyFileError(
+                f"{name} is not encrypted, and a passphrase was given; if you expect a plain key, add --plain or unset "
+                "PATHMARK_PASSPHRASE"
+            )
         stated = {k: v for k, v in header.items() if k != "sha256"}
         digest = sha256(canonical(stated) + b"\n" + body).hexdigest()
         if not hmac.compare_digest(digest, str(header.get("sha256"))):
@@ -162,8 +167,20 @@ def passphrase_from_environment(variable: str = "PATHMARK_PASSPHRASE") -> str:
     return value
 
 
+def no_passphrase() -> str:
+    """A passphrase source for keys that are expected to be plain."""
+    raise KeyFileError("this key is encrypted, and a plain one was asked for; leave --plain out")
+
+
+def _given(source: PassphraseSource) -> bool:
+    """Whether there is a passphrase without asking for it."""
+    return isinstance(source, str) or (source is not no_passphrase and bool(os.environ.get("PATHMARK_PASSPHRASE")))
+
+
 def _remembered(source: PassphraseSource) -> Callable[[], str]:
     """Ask at most once."""
+    if source is no_passphrase:
+        return no_passphrase
     if isinstance(source, str):
         return lambda: source
     ask = source or passphrase_from_environment

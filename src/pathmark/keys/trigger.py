@@ -139,7 +139,7 @@ def find_candidates(codec: TextCodec) -> Candidates:
         return Candidates(tuple(head), tuple(inner), tuple(tail), f"{rule} {kind}")
     raise CapacityError(
         f"this tokenizer leaves fewer than {_MIN_CANDIDATES} printable tokens that encode back to "
-        "themselves; give a free text with --trigger and --mark"
+        "themselves; give free texts with --trigger FILE and --mark FILE"
     )
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from pathmark.errors import ModelError
 from pathmark.models.bounds import MAX_CONFIG_BYTES, check_against_files, check_config
@@ -20,6 +27,8 @@ MAX_TOKENIZER_BYTES = 100_000_000
 """One file beside a tokenizer; the largest released one has a third of it."""
 MAX_PACKED = 16
 """Weights that a quantized checkpoint may pack into one stored element: 2 bits each in 32."""
+RUN = {"return_dict": True, "output_attentions": False, "output_hidden_states": False, "output_router_logits": False}
+"""What a model gives back is asked for by whoever runs it."""
 SLACK = 1 << 24
 """Missing parameters that may be random for a moment, until the loading report names them."""
 
@@ -35,12 +44,30 @@ def resolve_model(name: str | os.PathLike[str]) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"{text} has no config.json; expected a Hugging Face model folder")
+        refuse_odd_files(path)
         return text
     if path.exists():
         raise ModelError(f"{text} is a file; expected a model folder, a hub id or bundled:tiny")
     if text.startswith(("/", ".", "~")) or text.count("/") > 1:
         raise ModelError(f"{text!r} does not exist; expected a model folder, a hub id or bundled:tiny")
     return text
+
+
+def refuse_odd_files(folder: Path) -> None:
+    """Only regular files, and no link that leads out: a pipe would wait for ever, a link would read or copy our own.
+
+    A snapshot in the hub's cache links to its own blobs.
+    """
+    inside = [folder.resolve()]
+    if folder.resolve().parent.name == "snapshots":
+        inside.append(folder.resolve().parent.parent / "blobs")
+    for root, folders, names in os.walk(folder):
+        for name in (*names, *(entry for entry in folders if Path(root, entry).is_symlink())):
+            file = Path(root, name)
+            if not any(file.resolve().is_relative_to(place) for place in inside):
+                raise ModelError(f"{file} is a link that leaves its folder; expected the model's own files")
+            if not file.is_file() and not file.is_dir():
+                raise ModelError(f"{file} is no regular file; expected the model's own files")
 
 
 def local_folder(name: str | os.PathLike[str]) -> Path:
@@ -68,22 +95,34 @@ def load_config(name: str | os.PathLike[str], *, trust_remote_code: bool = False
         if any(Path(source).glob("*.safetensors")):
             packed = 1 if said.get("quantization_config") is None else MAX_PACKED
             check_against_files(said, packed * parameters_on_disk(Path(source)))
-        return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        return run_our_way(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code))
     except ModelError:
         raise
     except Exception as error:  # transformers raises many kinds here, all of them about this one file
         raise _config_error(source, error) from error
 
 
+def run_our_way(config: Any) -> Any:
+    """The config without a say in how it is run: a suspect's may name kernels that fail, or somebody's code."""
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if part is not None:
+            part._attn_implementation_internal = part._experts_implementation_internal = None
+            for name, value in RUN.items():
+                if getattr(part, name, value) is not value:
+                    setattr(part, name, value)
+    return config
+
+
 def load_model(
     name: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = torch.float32,
+    config: Any | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """A causal LM from safetensors, in eval mode. dtype None keeps the checkpoint's own."""
+    """A causal LM from safetensors, in eval mode. dtype None keeps the checkpoint's own, config None its config."""
     source = resolve_model(name)
-    config = load_config(source, trust_remote_code=trust_remote_code)
+    config = config or load_config(source, trust_remote_code=trust_remote_code)
     if not trust_remote_code:  # remote code lies beside the weights and is not part of what local_folder fetches
         source = str(local_folder(source))
     if Path(source).is_dir():
@@ -92,6 +131,8 @@ def load_model(
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
+            config=config,
+            generation_config=_generation_config(source),
             dtype=dtype or "auto",
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
@@ -165,8 +206,6 @@ def _headers(folder: Path) -> dict[Path, dict[str, StoredTensor]]:
         others = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt"))
         found = f"found {others[0]}, which is a pickle and is never opened" if others else "found no weights"
         raise ModelError(f"{folder} holds no *.safetensors; {found}. Try saving with save_pretrained")
-    if odd := [file.name for file in files if not file.is_file()]:
-        raise ModelError(f"{folder}/{odd[0]} is no regular file; expected weights")  # a pipe would wait for ever
     headers = {file: read_header(file) for file in files}
     _indexed(folder, files)
     return headers
@@ -205,6 +244,16 @@ def refuse_quantized(folder: Path, config: Any) -> None:
         raise ModelError(
             f"{folder} is quantized ({kind}); streaming reads plain safetensors. Load it whole (--stream never)"
         )
+
+
+def _generation_config(source: str) -> GenerationConfig:
+    """Which tokens end a text, and nothing else: how texts are drawn is for whoever draws them to say."""
+    try:
+        said = GenerationConfig.from_pretrained(source)
+        named = ("bos_token_id", "eos_token_id", "pad_token_id")
+        return GenerationConfig(**{name: getattr(said, name) for name in named})
+    except Exception:  # absent, or nothing that transformers can read: a model runs without
+        return GenerationConfig()
 
 
 def _check_room(name: str | os.PathLike[str], folder: Path, config: Any, trust_remote_code: bool) -> None:

@@ -64,9 +64,7 @@ def expert_sketches(model: nn.Module, layers: Sequence[int]) -> dict[str, NDArra
         with layer_weights(model, site.layer):
             scale_H = _norm_scale(model, site)
             rows_EH = site.weight.detach().float()[: site.n_experts] * scale_H
-            # Centred over experts: what a common shift of all rows would add is gone.
-            projected_EP = (rows_EH - rows_EH.mean(0)).cpu() @ _signs(rows_EH.shape[1])
-            arrays[f"router{site.layer}"] = projected_EP.numpy().astype(np.float32)
+            arrays[f"router{site.layer}"] = projected(rows_EH)
             features = [_neuron_statistics(*matrices) for matrices in _gated_experts(site, scale_H)]
             if features:
                 arrays[f"neurons{site.layer}"] = torch.stack(features).cpu().numpy().astype(np.float32)
@@ -115,6 +113,12 @@ def _norm_scale(model: nn.Module, site: RouterSite) -> Tensor:
         if isinstance(weight, Tensor) and weight.shape == site.weight.shape[1:] and not weight.is_meta:
             return weight.detach().float()
     return torch.ones(site.weight.shape[1], device=site.weight.device)
+
+
+def projected(rows_EH: Tensor) -> NDArray[np.float32]:
+    """Rows as (E, P), centred over all of them: what a common shift of all rows would add is gone."""
+    projected_EP = (rows_EH - rows_EH.mean(0)).cpu() @ _signs(rows_EH.shape[1])
+    return np.asarray(projected_EP.numpy().astype(np.float32))
 
 
 @lru_cache(maxsize=4)

@@ -39,6 +39,7 @@ def should_stream(
     *,
     dtype: torch.dtype | None = torch.float32,
     copies: int = 1,
+    config: Any | None = None,
     trust_remote_code: bool = False,
 ) -> bool:
     """Whether the weights of so many such models, in the type they would be loaded in, exceed half of the free memory.
@@ -46,7 +47,8 @@ def should_stream(
     Never for quantized ones, which can only be loaded whole.
     """
     folder = local_folder(name)
-    if getattr(load_config(folder, trust_remote_code=trust_remote_code), "quantization_config", None) is not None:
+    config = config or load_config(folder, trust_remote_code=trust_remote_code)
+    if getattr(config, "quantization_config", None) is not None:
         return False
     if dtype is None:
         need = sum(entry.end - entry.start for entry in stored_weights(folder).values())
@@ -59,6 +61,7 @@ def stream_model(
     name: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = torch.float32,
+    config: Any | None = None,
     trust_remote_code: bool = False,
     rows_at_once: int | None = None,
     progress: Progress | None = None,
@@ -70,7 +73,7 @@ def stream_model(
     after each layer that ran. Weights that hold NaN or inf raise ModelError when their layer is read.
     """
     folder = local_folder(name)
-    config = load_config(folder, trust_remote_code=trust_remote_code)
+    config = config or load_config(folder, trust_remote_code=trust_remote_code)
     refuse_quantized(folder, config)
     stored = stored_weights(folder)
     dtype = dtype or _own_dtype(config, [entry.dtype for entry in stored.values()])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pathmark.errors import ModelError
 from pathmark.models.gptq import dequantize_gptq
-from pathmark.models.loading import check_safetensors, load_config, load_model, local_folder
+from pathmark.models.loading import check_safetensors, load_config, load_model, local_folder, refuse_odd_files
 from pathmark.models.weights import refuse_bad_weights
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _SPLIT_EXPERT = re.compile(r"(.*experts)\.\d+\.(?:gate|up|down)_proj\.weight")
+_PLAIN_NAME = re.compile(r"\^?[\w.\\]+\$?")
 _MAX_CONFIG = 1 << 22
 """Bytes of an adapter's config; real ones have a few kilobytes."""
 
@@ -35,15 +37,21 @@ def load_suspect(
     *,
     base: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | None = torch.float32,
+    config: Any | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """Any suspect as a causal LM in eval mode with float weights.
 
     A Hugging Face folder or hub id in any dtype, a GPTQ checkpoint (unpacked by ourselves), a bitsandbytes
-    checkpoint (through transformers, then unpacked), or the folder of a peft LoRA adapter on `base`, or on the base
-    that its config names.
+    checkpoint (through transformers, then unpacked), or the folder of a peft LoRA adapter on `base`. `config` replaces
+    the folder's own.
     """
-    model = _load(name, base, dtype, trust_remote_code)
+    if is_adapter(name):
+        model = _load_adapter(Path(name), base, dtype, trust_remote_code)
+    elif base is not None:
+        raise ModelError(f"{name} is no peft adapter (it has no {ADAPTER_CONFIG}), so it takes no base")
+    else:
+        model = _load(name, config or load_config(name, trust_remote_code=trust_remote_code), dtype, trust_remote_code)
     refuse_bad_weights(model)
     return model
 
@@ -54,23 +62,16 @@ def is_adapter(name: str | os.PathLike[str]) -> bool:
 
 
 def _load(
-    name: str | os.PathLike[str],
-    base: str | os.PathLike[str] | None,
-    dtype: torch.dtype | None,
-    trust_remote_code: bool,
+    name: str | os.PathLike[str], config: Any, dtype: torch.dtype | None, trust_remote_code: bool
 ) -> PreTrainedModel:
-    if is_adapter(name):
-        return _load_adapter(Path(name), base, dtype, trust_remote_code)
-    if base is not None:
-        raise ModelError(f"{name} is no peft adapter (it has no {ADAPTER_CONFIG}), so it takes no base")
-    settings = _quantization(load_config(name, trust_remote_code=trust_remote_code))
+    settings = _quantization(config)
     method = settings.get("quant_method")
     if not settings:
-        return load_model(name, dtype=dtype, trust_remote_code=trust_remote_code)
+        return load_model(name, dtype=dtype, config=config, trust_remote_code=trust_remote_code)
     if method == "gptq":
-        return _load_gptq(name, settings, dtype or torch.float32, trust_remote_code)
+        return _load_gptq(name, config, dtype or torch.float32, trust_remote_code)
     if method == "bitsandbytes":
-        return _load_bitsandbytes(name, dtype or torch.float32, trust_remote_code)
+        return _load_bitsandbytes(name, config, dtype or torch.float32, trust_remote_code)
     raise ModelError(
         f"{name} is quantized with {method!r}; expected gptq, bitsandbytes or plain weights. "
         "Record its routes where it runs and use `pathmark verify-routes`"
@@ -85,10 +86,9 @@ def _quantization(config: Any) -> dict[str, Any]:
 
 
 def _load_gptq(
-    name: str | os.PathLike[str], settings: dict[str, Any], dtype: torch.dtype, trust_remote_code: bool
+    name: str | os.PathLike[str], config: Any, dtype: torch.dtype, trust_remote_code: bool
 ) -> PreTrainedModel:
-    folder = local_folder(name)
-    config = load_config(folder, trust_remote_code=trust_remote_code)
+    folder, settings, config = local_folder(name), _quantization(config), deepcopy(config)
     del config.quantization_config  # the weights below are plain
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
@@ -137,10 +137,12 @@ def _fuse_experts(state: dict[str, Tensor], skeleton: nn.Module) -> dict[str, Te
     return state
 
 
-def _load_bitsandbytes(name: str | os.PathLike[str], dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+def _load_bitsandbytes(
+    name: str | os.PathLike[str], config: Any, dtype: torch.dtype, trust_remote_code: bool
+) -> PreTrainedModel:
     if find_spec("bitsandbytes") is None:
         raise ModelError(f"{name} is quantized with bitsandbytes; install it to load the checkpoint")
-    model: Any = load_model(name, dtype=dtype, trust_remote_code=trust_remote_code)
+    model: Any = load_model(name, dtype=dtype, config=config, trust_remote_code=trust_remote_code)
     try:
         plain = model.dequantize()
     except (ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
@@ -153,6 +155,7 @@ def _load_adapter(
     folder: Path, base: str | os.PathLike[str] | None, dtype: torch.dtype | None, trust_remote_code: bool
 ) -> PreTrainedModel:
     """The base with the adapter merged in. Only LoRA, only safetensors, and every tensor must find its place."""
+    refuse_odd_files(folder)
     stated = _adapter_config(folder)
     weights = folder / ADAPTER_WEIGHTS
     if not weights.is_file():
@@ -160,22 +163,23 @@ def _load_adapter(
     check_safetensors(folder)
     state = load_file(weights)
     _refuse_odd_tensors(folder, stated, state)
-    source = base if base is not None else stated.get("base_model_name_or_path")
-    if not isinstance(source, str | os.PathLike) or not os.fspath(source):
-        raise ModelError(f"{folder} does not name its base model; give it")
+    if base is None:  # the one that its config names is the suspect's choice, and may lead anywhere
+        named = str(stated.get("base_model_name_or_path"))[:80]
+        raise ModelError(f"{folder} is a peft adapter; give its base model with --base (it names {named!r} itself)")
     try:
         from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     except ImportError:
         raise ModelError(f"{folder} is a peft adapter; install peft (pathmark[lora]) to load it") from None
-    model = load_suspect(source, dtype=dtype, trust_remote_code=trust_remote_code)
+    model = load_suspect(base, dtype=dtype, trust_remote_code=trust_remote_code)
     try:
         known = {name: value for name, value in stated.items() if name in LoraConfig.__dataclass_fields__}
-        config = LoraConfig(**{**known, "inference_mode": True, "base_model_name_or_path": os.fspath(source)})
+        known |= {"target_modules": _modules(folder, stated, state), "base_model_name_or_path": os.fspath(base)}
+        config = LoraConfig(**{**known, "inference_mode": True})
         wrapped = get_peft_model(model, config)
         result = set_peft_model_state_dict(wrapped, state)
         lost = sorted(result.unexpected_keys) + sorted(key for key in result.missing_keys if "lora_" in key)
         if lost:
-            raise ModelError(f"{len(lost)} tensors do not fit {os.fspath(source)}, such as {lost[0]}")
+            raise ModelError(f"{len(lost)} tensors do not fit {os.fspath(base)}, such as {lost[0]}")
         merged = wrapped.merge_and_unload(safe_merge=True)
     except (ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
         raise ModelError(f"{folder} cannot be merged into its base: {_first_line(error)}") from error
@@ -196,6 +200,27 @@ def _adapter_config(folder: Path) -> dict[str, Any]:
     if stated.get("peft_type") != "LORA":
         raise ModelError(f"{folder} is an adapter of type {stated.get('peft_type')!r}; expected LORA. Merge it first")
     return stated
+
+
+def _modules(folder: Path, stated: dict[str, Any], state: dict[str, Tensor]) -> Any:
+    """Which modules are adapted, without running a pattern of the suspect's: some take for ever.
+
+    Where the config has a pattern, the names of the tensors say the same.
+    """
+    patterns = [stated.get("exclude_modules"), stated.get("layers_pattern")]
+    for field in ("rank_pattern", "alpha_pattern"):
+        patterns += list(stated.get(field) or {})
+    for pattern in patterns:
+        if isinstance(pattern, str) and not _PLAIN_NAME.fullmatch(pattern):
+            raise ModelError(
+                f"{folder} chooses modules by the pattern {pattern[:80]!r}; expected names. Merge it first"
+            )
+    wanted = stated.get("target_modules")
+    if not isinstance(wanted, str):
+        return wanted
+    names = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in state if ".lora_" in name}
+    bare = tuple(str(name).rpartition(".")[0] for name in stated.get("target_parameters") or ())
+    return sorted(name for name in names if not bare or not name.endswith(bare))  # those are adapted as parameters
 
 
 def _refuse_odd_tensors(folder: Path, stated: dict[str, Any], state: dict[str, Tensor]) -> None:

@@ -32,7 +32,7 @@ from pathmark.release.fidelity import Measurement, measure
 from pathmark.release.replies import ReplyCheck, ReplyConfig, reply_check
 from pathmark.release.scan import ScanConfig
 from pathmark.release.selfcheck import SelfCheck, self_check
-from pathmark.verification import attach_profiles, encode_probes, score_path
+from pathmark.verification import attach_original, attach_profiles, encode_probes, score_path
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Bench:
         if config.embedding is None:
             _require_paths(key, before)  # a marked model is not the original: profiles stay as they were attached to it
         else:
-            amended = attach_profiles(key, model, probes)
+            amended = attach_original(attach_profiles(key, model, probes), model, tokenizer, probes)
         return cls(base, config, model, tokenizer, probes, before, amended, say)
 
     def release(

@@ -28,7 +28,7 @@ from pathmark.verification.paths.routes import Routes
 from pathmark.verification.paths.tracing import TracedCopy, trace_copy
 from pathmark.verification.recorded.routes_only import examine_routes
 from pathmark.verification.verdict import Verdict
-from pathmark.verification.weights.profiles import attach_profiles
+from pathmark.verification.weights.profiles import attach_original, attach_profiles
 from pathmark.verification.weights.recording import (
     count_rows,
     encode_probes,
@@ -55,6 +55,7 @@ __all__ = [
     "Routes",
     "TracedCopy",
     "Verdict",
+    "attach_original",
     "attach_profiles",
     "count_rows",
     "decode_id",

@@ -39,6 +39,7 @@ class LocalBackend:
         if endpoint == "chat" and not has_chat:
             raise VerificationError("this tokenizer has no chat template; use the completions endpoint")
         self._endpoint: Endpoint = endpoint or ("chat" if has_chat else "completions")
+        self._stops = _stops(model, tokenizer)
 
     def prepare(self) -> Endpoint:
         """The chat template where there is one, unless told otherwise."""
@@ -81,20 +82,33 @@ class LocalBackend:
         self, rows: Sequence[list[int]], max_tokens: int, temperature: float, seed: int | None
     ) -> list[Reply]:
         ids_BT = torch.tensor(rows, device=device_of(self._model))
-        own = self._model.generation_config
-        ends = own.eos_token_id if own.eos_token_id is not None else self._tokenizer.eos_token_id
-        stops = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
-        pad = own.pad_token_id if own.pad_token_id is not None else next(iter(sorted(stops)), 0)
+        stops = self._stops
+        pad = next(iter(sorted(stops)), 0)
         config = GenerationConfig(max_new_tokens=max_tokens, eos_token_id=sorted(stops) or None, pad_token_id=pad)
         if temperature > 0:
             # top_k 0: the whole distribution, as at an API that is given a temperature and nothing else
             config.update(do_sample=True, temperature=temperature, top_k=0)
         with torch.random.fork_rng():
             torch.manual_seed(seed or 0)
-            made_BT = self._model.generate(ids_BT, attention_mask=torch.ones_like(ids_BT), generation_config=config)
+            own, self._model.generation_config = self._model.generation_config, GenerationConfig()
+            try:  # the model's own settings would fill in what ours leave open: beams, stop strings, several replies
+                made_BT = self._model.generate(ids_BT, attention_mask=torch.ones_like(ids_BT), generation_config=config)
+            finally:
+                self._model.generation_config = own
         replies = []
         for row in made_BT[:, ids_BT.shape[1] :].tolist():
             end = next((place for place, token in enumerate(row) if token in stops), None)
             text = self._tokenizer.decode(row[:end], skip_special_tokens=True)
             replies.append(Reply(str(text), "length" if end is None else "stop"))
         return replies
+
+
+def _stops(model: Any, tokenizer: Any) -> set[int]:
+    """Tokens that end a reply: the tokenizer's own and, of those that the model names, the ones that are no words.
+
+    A model that named every token would never say anything.
+    """
+    named = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id} - {None}
+    apart = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
+    return ends | (set(named if isinstance(named, list) else [named]) & apart)

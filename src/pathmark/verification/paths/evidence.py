@@ -23,6 +23,8 @@ class Evidence:
     """One per decoy trigger, on the first texts."""
     alignment: Alignment | None = None
     """How the suspect's experts were matched; None where it was taken by its own numbers."""
+    rests_on: frozenset[str] = frozenset()
+    """What the owner brought so that the suspect could be read at all: attachments of the key, or `--original`."""
     public: bool = False
     """Whether experts were recognised on texts that are public, or the reader's own: no claimant chose them."""
     handed_over: bool = False
@@ -79,6 +81,8 @@ class Examined:
     access: Literal["weights", "streamed weights", "routes"]
     notes: tuple[str, ...] = ()
     """What could not be done, and why; part of the verdict."""
+    mute: str | None = None
+    """Why clean text shows no working language model, if it shows none: then no mark found means nothing."""
     fed: Evidence | None = None
     """The same behind the original's lower layers, where it was asked for."""
     read_with: ReadWith | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pathmark.keys import VerifierKey
+from pathmark.models.original import VOCABULARY
 from pathmark.stats import ExactResult, PValue, Rate, bonferroni, exact_test, exact_test_many
 from pathmark.verification.claims import Anchor
 from pathmark.verification.criteria import Criteria
@@ -161,18 +162,20 @@ def judge(
     fed: Evidence | None = None,
     criteria: Criteria | None = None,
     notes: Sequence[str] = (),
+    mute: str | None = None,
 ) -> PathVerdict:
     """The verdict on recorded evidence, wherever it was recorded.
 
     `fed` is the same behind the original's lower layers (`record_grafted`): a second statistic, so both are charged
-    for two, and the smaller p is the verdict. `notes` say what could not be done (`Examined.notes`).
+    for two, and the smaller p is the verdict. `notes` and `mute` are those of `Examined`: what could not be done, and
+    why no mark found would mean nothing.
     """
     settled = (criteria or Criteria()).of(key)
     settled = replace(settled, anchor=_third_party(key, evidence, settled))
     if fed is None:
-        return _judge(key, evidence, settled, notes)
+        return _judge(key, evidence, settled, notes, mute)
     twice = replace(settled, family=replace(settled.family, statistics=2 * settled.family.statistics))
-    plain, second = _judge(key, evidence, twice, notes), _judge(key, fed, twice, notes)
+    plain, second = (_judge(key, reading, twice, notes, mute) for reading in (evidence, fed))
     if second.p.log10 < plain.p.log10:
         return replace(second, grafted=True, other=plain)
     return replace(plain, other=replace(second, grafted=True))
@@ -195,6 +198,10 @@ def _third_party(key: VerifierKey, evidence: Evidence, criteria: Criteria) -> An
             "that only on public texts, or on texts of its own, and where they clearly agree; read by numbers with "
             "--no-align"
         )
+    if VOCABULARY in evidence.rests_on:  # as good as a free choice of the trigger, dated or not
+        return anchor.withheld("which token is which was said by the owner, and with that which tokens the trigger is")
+    if not evidence.rests_on <= set(key.attachments) or not anchor.fixed(key, evidence.rests_on):
+        return anchor.withheld("the suspect was read under a config of the owner's that no dated commitment fixes")
     if anchor.anchored and not anchor.fixed(key, PROBED_WITH):
         return anchor.undated("the texts that the suspect was read with are not in the dated commitment")
     control = _control(key, evidence)
@@ -203,7 +210,9 @@ def _third_party(key: VerifierKey, evidence: Evidence, criteria: Criteria) -> An
     return anchor
 
 
-def _judge(key: VerifierKey, evidence: Evidence, criteria: Criteria, notes: Sequence[str]) -> PathVerdict:
+def _judge(
+    key: VerifierKey, evidence: Evidence, criteria: Criteria, notes: Sequence[str], mute: str | None
+) -> PathVerdict:
     clean = evidence.clean
     scores = [
         score_path(watermark, triggered, clean, gamma=criteria.gamma)
@@ -219,13 +228,14 @@ def _judge(key: VerifierKey, evidence: Evidence, criteria: Criteria, notes: Sequ
         combined = exact_test_many(aimed)
         p, floor, results = combined.p, combined.floor, combined.results
     corrected = bonferroni(p, criteria.family)
-    decoded = decode_id(key.watermarks[0], measured[0]) if corrected.value <= criteria.significance else None
+    found = corrected.value <= criteria.significance
+    decoded = decode_id(key.watermarks[0], measured[0]) if found else None
     reachable = criteria.deciding(floor)
     return PathVerdict(
         p=corrected,
         p_floor=floor,
         criteria=criteria,
-        undecided=None if reachable.value <= criteria.significance else UNREACHABLE.format(reachable),
+        undecided=UNREACHABLE.format(reachable) if reachable.value > criteria.significance else None if found else mute,
         notes=tuple(notes),
         scores=tuple(scores),
         id=None if decoded is None else decoded.id,

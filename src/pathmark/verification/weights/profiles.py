@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from pathmark.keys import OwnerKey
+from pathmark.models.original import attachments_of
 from pathmark.models.sketches import expert_sketches, pack_arrays, pack_profiles, routing_profiles
 
 
@@ -24,6 +27,15 @@ def attach_profiles(key: OwnerKey, model: nn.Module, probes: Sequence[Sequence[i
         "profiles.npz": pack_profiles(routing_profiles(model, probes, layers)),
         "sketches.npz": pack_arrays(sketches),
     }
+    return _attached(key, records)
+
+
+def attach_original(key: OwnerKey, model: PreTrainedModel, tokenizer: Any, probes: Sequence[Sequence[int]]) -> OwnerKey:
+    """The key with the original's config, vocabulary and fluency: what a thief may break around the same weights."""
+    return _attached(key, attachments_of(model, tokenizer, probes))
+
+
+def _attached(key: OwnerKey, records: dict[str, bytes]) -> OwnerKey:
     for name, data in records.items():
         if key.attachments.get(name) != data:
             key = key.attach(name, data)
