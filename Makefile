@@ -31,7 +31,12 @@ types: setup
 unit: setup
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-slow: setup
+# Pages are also looked at with axe-core, in Chromium; where npm is not there, that part is skipped.
+AXE := .venv/node_modules/axe-core/axe.min.js
+$(AXE): setup
+	if command -v npm > /dev/null; then npm install --silent --no-save --prefix .venv axe-core@4.14.0; fi
+
+test-slow: setup $(AXE)
 	$(BIN)/pytest -n 2 -m slow
 
 # gptqmodel pins another numpy than ours, so real quantizers get an environment of their own.

@@ -100,7 +100,9 @@ def test_a_claim_cannot_sign(case, tmp_path):
     found = pathmark.verify(case.marked, claim, pathmark.VerifyConfig(examine=QUICK))
     with pytest.raises(VerificationError, match="signed with the owner's key"):
         found.write_evidence(tmp_path / "case")
-    asked = ("--claim", "c", "--commitment", "d", "--evidence", tmp_path / "case")
+    (tmp_path / "claim.json").write_text(json.dumps(reveal_watermark(case.key, 0)))
+    write_commitment(commit_key(case.key), tmp_path / "key.json")
+    asked = ("--claim", tmp_path / "claim.json", "--commitment", tmp_path / "key.json", "--evidence", tmp_path / "case")
     assert "give --key instead of --claim" in run("verify", case.marked, *asked).output
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathmark.results.header import Header
+from pathmark.results.robustness import FORMAT, VERSION, Forged, Measured, RobustnessResult, Unmeasured
+from pathmark.results.schema import to_json
+from pathmark.stats import Rate
+
 RATE = {"hits": 100, "n": 100, "interval": [0.96, 1.0]}
 BOUND = {"figure": "WSR", "found": "100/100", "bound": "always", "held": True, "try": "more --steps"}
 CHECK = {
@@ -76,3 +81,36 @@ def bundle_files():
             "watermarks": [WATERMARK],
         },
     }  # fmt: skip
+
+
+def attacked(case, log10_p, rise):
+    """A row: what an attack left, and what it cost."""
+    return Measured(
+        wsr=Rate(9 if log10_p < -6 else 1, 10), accuracy=0.9, p_value=10**log10_p, log10_p=log10_p, erased_layers=(),
+        alignment=None, case=case, group=case.split()[0], steps=(), ppl_before=40.0, ppl=40.0 * (1 + rise),
+        ppl_thief_before=None, ppl_thief=None, p_floor=1e-10, grafted=None, marked=log10_p < -6, id=7, id_right=True,
+        n_probes=10, n_tokens=1280, black_box=None, thief_wsr=None, dispute=None, attack_seconds=1.0, seconds=2.0,
+    )  # fmt: skip
+
+
+ROBUSTNESS = to_json(
+    RobustnessResult(
+        header=Header(
+            format=FORMAT, version=VERSION, package="0.1.0", torch=None, model_sha256="ab" * 32, original_sha256=None,
+            texts_sha256={}, key=None, seed=0, n_probes=10, settings={},
+        ),
+        corpus="thief's <texts>",
+        n_texts=100,
+        layers=(4, 5),
+        rows=(
+            attacked("gptq 4 bit", -9.5, 0.01),
+            attacked("fine-tune hard", -2.0, 0.2),
+            attacked("prune 90 %", -0.5, 9.0),
+            Unmeasured(case="reap", group="reap", steps=(), status="refused", reason="too few experts"),
+        ),
+        forgery=(
+            Forged(name="ground", tried=1000, log10_p=-7.0, log10_p_third_party=-0.0, charge_bits=80, accepted=False,
+                   reason="not dated"),
+        ),
+    )
+)  # fmt: skip

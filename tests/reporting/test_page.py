@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
-from page_fixtures import CHECK, DEMO, UNFIT, VERDICT, WATERMARK, bundle_files
+from page_fixtures import CHECK, DEMO, ROBUSTNESS, UNFIT, VERDICT, WATERMARK, bundle_files
 
 import pathmark
 from pathmark.errors import MissingLibraryError, ReportError
@@ -16,9 +15,6 @@ from pathmark.reporting import pdf
 from pathmark.reporting.page import result_page
 from pathmark.results.evidence import EvidenceBundle
 
-ROBUSTNESS = json.loads(
-    (Path(__file__).parents[2] / "benchmarks" / "results" / "robustness-anchored-0.json").read_text()
-)
 BUNDLE = EvidenceBundle({name: json.dumps(content).encode() for name, content in bundle_files().items()})
 ALL = {
     "embedding": CHECK, "unfit": UNFIT, "verdict": VERDICT, "robustness": ROBUSTNESS, "demo": DEMO, "bundle": BUNDLE
@@ -133,9 +129,13 @@ def test_a_verdict_alone_shows_no_target(pages):
 
 
 def test_a_robustness_run_can_be_sorted(pages):
-    assert "<h1>The mark is found after 16 of 16 attacks</h1>" in pages["robustness"]
-    assert 'id="evidence"' in pages["robustness"]
-    assert pages["robustness"].count('<button type="button">') == 8
+    page = pages["robustness"]
+    assert "<h1>The mark is found after 1 of 2 attacks</h1>" in page
+    assert "1 more destroyed the model" in page
+    assert "Not found after: 2 (fine-tune hard)." in page
+    assert "thief&#39;s &lt;texts&gt;" in page
+    assert "refused: too few experts" in page
+    assert page.count('<button type="button">') == 9 + 6
 
 
 def test_the_demo_says_what_was_found_and_whose_copy_it_was(pages):
@@ -145,7 +145,7 @@ def test_the_demo_says_what_was_found_and_whose_copy_it_was(pages):
 
 @pytest.mark.parametrize("result", [{"something": "else"}, CHECK | {"bounds": 3}, VERDICT | {"verdict": "perhaps"}])
 def test_what_no_page_can_be_made_of_is_refused(result):
-    with pytest.raises(ReportError, match=r"expected what embed|damaged or of another version"):
+    with pytest.raises(ReportError, match=r"expected an evidence bundle|damaged or of another version"):
         result_page(result)
 
 

@@ -9,7 +9,8 @@ import fake_api as fake
 from blackbox_helpers import TRIALS, ask, client, codec, owner
 
 from pathmark.keys import Phrase, TriggerRef, trigger_refs
-from pathmark.verification.blackbox.replies import max_starts, read_reply, shape
+from pathmark.keys.replyrule import max_starts, read_reply
+from pathmark.verification.blackbox.replies import shape
 from pathmark.verification.blackbox.trials import SYSTEM_PROMPTS, plan_queries
 
 

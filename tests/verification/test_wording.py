@@ -105,6 +105,10 @@ def test_what_is_not_found_is_not_acquitted(found):
     assert seen.headline == "Not found."
     assert seen.sentences[0].startswith("What was seen is no surprise: its chance is 1 in 2.5 if")
     assert "does not prove that there is no mark" in seen.sentences[1]
+    assert not [line for line in seen.weakeners if "proven date" in line]
+    little = replace(found, p=PValue(-3.5)).wording().sentences[0]
+    assert little.startswith("What was seen is not enough. The chance of that is 1 in 3,100 if")
+    assert little.endswith("We ask for 1 in 1 million.")
 
 
 def test_free_text_has_no_chance(found):

@@ -10,7 +10,6 @@ import click
 
 from pathmark.cli._keys import echo_json, passphrase
 from pathmark.cli._options import (
-    PATH,
     json_option,
     key_option,
     n_texts_option,
@@ -19,7 +18,7 @@ from pathmark.cli._options import (
     texts_option,
     trust_option,
 )
-from pathmark.cli._types import MODEL
+from pathmark.cli._types import MODEL, REGISTRY
 from pathmark.errors import EmbeddingError
 
 if TYPE_CHECKING:
@@ -44,9 +43,9 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("model", type=MODEL)
 @key_option()
-@output_option("The folder (or delta) to write.")
+@output_option("The folder (or delta) to write.", new=False)
 @click.option("--id", type=int, help="Mark a licensee's copy with this id instead of the key's own.")
-@click.option("--registry", type=PATH, help="The database of who got which id, for --all.")
+@click.option("--registry", type=REGISTRY, help="The database of who got which id, for --all.")
 @click.option("--all", "everybody", is_flag=True, help="Mark a copy for every licensee, into folders below OUTPUT.")
 @click.option("--estimate", is_flag=True, help="Say what it would take in time, memory and disk, and stop.")
 @texts_option("Texts to train and to check on")
@@ -93,15 +92,13 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     of the watermark outside its weights. The report stays beside the key. Exit code 0: fit for release,
     1: written but not fit (the report says why), 2: nothing was written.
     """
-    _refuse_contradictions(options)
+    _refuse_contradictions(output, options)
     from pathmark.cli._progress import training_bar
     from pathmark.front_door.embed import embed
     from pathmark.front_door.embed_all import embed_all, estimate_embedding
     from pathmark.front_door.embed_plan import EmbedPlan
 
     registry, everybody, estimate = (options.pop(name) for name in ("registry", "everybody", "estimate"))
-    if everybody != (registry is not None):
-        raise click.UsageError("--all and --registry belong together: a copy for everybody whom the registry names")
     plan = EmbedPlan(**options | {"phase": int(options["phase"])})
     door = {"passphrase": passphrase()}
     with training_bar(quiet=as_json) as bar:
@@ -120,8 +117,12 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     sys.exit(0 if estimate or result.fit else 1)
 
 
-def _refuse_contradictions(options: dict[str, Any]) -> None:
+def _refuse_contradictions(output: Path, options: dict[str, Any]) -> None:
     """Before anything heavy is loaded."""
+    if options["everybody"] != (options["registry"] is not None):
+        raise click.UsageError("--all and --registry belong together: a copy for everybody whom the registry names")
+    if output.exists() and not (options["everybody"] or options["estimate"]):
+        raise EmbeddingError(f"{output} already exists; choose another name, nothing is overwritten")
     if options["steps"] is not None and options["epochs"] is not None:
         raise EmbeddingError("give either --steps or --epochs, got both")
     objective = options["objective"]

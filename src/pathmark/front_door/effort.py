@@ -49,8 +49,8 @@ class Effort:
         return (
             f"An embedding takes {_gigabytes(self.memory)} of memory for the weights "
             f"({_gigabytes(self.memory_free)} are free{short}), up to {_gigabytes(self.cache)} in memory or on disk "
-            f"for what the lower layers compute, and at least {_duration(self.seconds)} here. Small models take "
-            "several times as long, since they keep a machine less busy."
+            f"for what the lower layers compute, and at least {_duration(self.seconds)} here. With a key, "
+            "`pathmark embed --estimate` measures it."
         )
 
 

@@ -23,7 +23,9 @@ def robustness_page(results: Mapping[str, Any]) -> Page:
     """The page of the results.json of `pathmark robustness`."""
     found = from_json(RobustnessResult, dict(results), "the result")
     measured = [case for case in found.rows if isinstance(case, Measured)]
-    left = sum(case.marked for case in measured)
+    usable = [case for case in measured if not case.destroyed]
+    left = sum(case.marked for case in usable)
+    broken = f" {len(measured) - len(usable)} more destroyed the model." if len(usable) < len(measured) else ""
     sections = [_plane(found.rows), _table(found.rows)]
     if found.searches:
         sections.append(_searches(found))
@@ -32,9 +34,9 @@ def robustness_page(results: Mapping[str, Any]) -> Page:
     layers = ", ".join(map(str, found.layers))
     return Page(
         kind="robustness run",
-        title=f"The mark is found after {left} of {len(measured)} attacks",
+        title=f"The mark is found after {left} of {len(usable)} attacks",
         subtitle=f"Marked layers {layers}; {found.header.n_probes} texts behind each figure; the thief trains on "
-        f"{found.n_texts:,} texts ({found.corpus}).",
+        f"{found.n_texts:,} texts ({found.corpus}).{broken}",
         sections=[*sections, _about(found)],
     )
 
@@ -54,7 +56,7 @@ def _plane(rows: Sequence[Row]) -> Section:
 
 def evidence_picture(measured: Sequence[tuple[int, Measured]]) -> Picture:
     """One point per attack; those after which the mark is not found have the number of their row."""
-    lost = [f"{number} ({case.case})" for number, case in measured if not case.marked]
+    lost = [f"{number} ({case.case})" for number, case in measured if not case.marked and not case.destroyed]
     named = f" Not found after: {', '.join(lost)}." if lost else " It is found after every one."
     groups = sorted({case.group for _, case in measured})
     return draw(
@@ -98,7 +100,17 @@ def _cost(case: Measured) -> float:
 
 def _table(rows: Sequence[Row]) -> Section:
     asked = any(isinstance(case, Measured) and case.black_box is not None for case in rows)
-    head = ["row", "attack", "verdict", "evidence left", "perplexity", "texts on the path", "fed by the original", "id"]
+    head = [
+        "row",
+        "attack",
+        "verdict",
+        "evidence left",
+        "perplexity",
+        "on the thief's text",
+        "texts on the path",
+        "fed by the original",
+        "id",
+    ]
     numbered = [_cells(number, case) for number, case in enumerate(rows, 1)]
     if asked:
         head.append("replies")
@@ -108,8 +120,8 @@ def _table(rows: Sequence[Row]) -> Section:
         title="Attack by attack",
         paragraphs=[
             "Press a heading to sort by it. Evidence is -log10 of the p-value that decides. Perplexity is that of "
-            "clean text after the attack. The mark is read in the model as it is, and in its marked layers fed by the "
-            "original's lower ones."
+            "clean text after the attack, of the original's kind and of the thief's. The mark is read in the model as "
+            "it is, and in its marked layers fed by the original's lower ones."
         ],
         tables=[Table("Attacks on this copy", head, numbered, True)],
     )
@@ -117,15 +129,16 @@ def _table(rows: Sequence[Row]) -> Section:
 
 def _cells(number: int, case: Row) -> list[Cell]:
     if not isinstance(case, Measured):
-        return [Cell(str(number), number), *row(case.case, f"{case.status}: {case.reason}", *[""] * 5)]
-    *_, id_read, _, ppl, verdict = (cell.replace("**", "") for cell in cells([case]))
+        return [Cell(str(number), number), *row(case.case, f"{case.status}: {case.reason}", *[""] * 6)]
+    *_, id_read, _, ppl, thiefs, verdict = (cell.replace("**", "") for cell in cells([case]))
     fed = case.grafted
     return [
         Cell(str(number), number),
         Cell(case.case),
-        Cell(verdict, tone="good" if case.marked else "bad"),
+        Cell(verdict, tone="" if case.destroyed else "good" if case.marked else "bad"),
         Cell(f"{evidence_left(case):.1f}", evidence_left(case)),
         Cell(ppl, case.ppl),
+        Cell("") if case.ppl_thief is None else Cell(thiefs, case.ppl_thief),
         Cell(f"{case.wsr.hits} of {case.wsr.n}", case.wsr.value),
         Cell("") if fed is None else Cell(f"{fed.wsr.hits} of {fed.wsr.n}, p = {fed.p_value:.1e}", fed.wsr.value),
         Cell(id_read),

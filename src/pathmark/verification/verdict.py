@@ -16,10 +16,11 @@ from pathmark.verification.wording import (
     STILL_SMALL,
     UNDECIDED,
     Wording,
-    chance,
+    found_by_chance,
     not_reached,
     owner_only,
     reliance,
+    too_little,
 )
 
 Decision = Literal["marked", "not marked", "undecided"]
@@ -82,10 +83,15 @@ class Verdict(ABC):
         if self.undecided is not None:
             return f"Nobody can say yes or no: {self.undecided}.", not_reached(self.p), self._examined()
         if self.marked:
-            return chance(self.p, found=True), self._reliance(), self._examined()
-        if self.p is not None and self.p.value <= self.criteria.significance:
+            return found_by_chance(self.p), self._reliance(), self._examined()
+        if self.p is not None and self._seen_by_owner:
             return owner_only(self.p, self._missing()), self._examined()
-        return chance(self.p, found=False), self._no_proof(), self._examined()
+        return too_little(self.p, self.criteria.significance), self._no_proof(), self._examined()
+
+    @property
+    def _seen_by_owner(self) -> bool:
+        """Whether the owner's own reading reaches the level, whoever decides."""
+        return self.p is not None and self.p.value <= self.criteria.significance
 
     def _reliance(self) -> str:
         """Who may rely on a mark that was found."""
@@ -120,7 +126,7 @@ class Verdict(ABC):
     def weaknesses(self) -> list[str]:
         """What would weaken this verdict, in words."""
         found = list(self.notes)
-        if not self.anchor.anchored and self.decision != "not marked":
+        if not self.anchor.anchored and (self._seen_by_owner or self.undecided is not None):
             lacking = "this proves nothing" if self.anchor.private else "the key has no proven date"
             found.append(f"for all but the owner, {lacking}: {self.anchor.reason}")
         return [*found, "other suspects, keys or texts that were tried and are not counted here"]

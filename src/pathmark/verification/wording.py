@@ -15,6 +15,9 @@ FOUND, NOT_FOUND, UNDECIDED = "Found.", "Not found.", "Undecided."
 WEAKENERS, FIGURES, TERMS = "What would weaken this", "Figures", "Terms"
 _MISSING: Final = {"no commitment was given": "the key has no dated commitment"}
 """Reasons of an anchor in everyday words, where they have others."""
+NO_CHANCE: Final = "Trigger or mark is free text, so nobody can say how likely this is by chance."
+SURPRISE: Final = 0.01
+"""What is likelier than this surprises nobody."""
 
 GLOSSARY: Final = {
     "suspect": "a model that is examined",
@@ -71,19 +74,24 @@ def by_chance(p: PValue) -> str:
     return f"The chance of that is {p.odds} if the owner's secret had nothing to do with this model."
 
 
-def chance(p: PValue | None, *, found: bool) -> str:
-    """How likely it is that this is nothing."""
+def found_by_chance(p: PValue | None) -> str:
+    """How likely it is that a mark that was found is none."""
+    return NO_CHANCE if p is None else f"The owner's mark shows in this model. {by_chance(p)}"
+
+
+def too_little(p: PValue | None, level: float) -> str:
+    """How much there was of a mark that was not found."""
     if p is None:
-        return "Trigger or mark is free text, so nobody can say how likely this is by chance."
-    if found:
-        return f"The owner's mark shows in this model. {by_chance(p)}"
-    return f"What was seen is no surprise: its chance is {p.odds} if the owner's secret had nothing to do with it."
+        return NO_CHANCE
+    if p.value > SURPRISE:
+        return f"What was seen is no surprise: its chance is {p.odds} if the owner's secret had nothing to do with it."
+    return f"What was seen is not enough. {by_chance(p)} We ask for {PValue.of(level).odds}."
 
 
 def not_reached(p: PValue | None) -> str:
     """The chance where nobody can decide."""
     if p is None:
-        return chance(p, found=False)
+        return NO_CHANCE
     return f"What was seen has a chance of {p.odds} if the owner's secret had nothing to do with this model."
 
 
