@@ -79,12 +79,12 @@ def test_routes_that_a_claimant_brings_have_no_value_for_others(case):
     assert "could have written any" in verdict.words()
 
 
-@pytest.mark.parametrize(("log10", "withheld"), [(-9.0, True), (-1.0, False)])
-def test_decoys_that_speak_take_the_reading_away(case, monkeypatch, log10, withheld):
+@pytest.mark.parametrize(("log10", "loud", "withheld"), [(-9.0, 0.9, True), (-1.0, 0.9, False), (-9.0, 0.1, False)])
+def test_decoys_that_speak_take_the_reading_away(case, monkeypatch, log10, loud, withheld):
     from pathmark.stats import PValue
 
     evidence = record_evidence(load_model(case.marked), case.key, profile_texts(case.key)[:6])
-    monkeypatch.setattr(judging, "_control", lambda key, evidence: DecoyControl((PValue(log10),), 6))
+    monkeypatch.setattr(judging, "_control", lambda key, evidence: DecoyControl((PValue(log10),), 6, (loud,)))
     verdict = judge(case.key, evidence, criteria=Criteria(anchor=dated(case.key)))
     assert (verdict.p_third_party.value == 1) is withheld
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pathmark.keys import VerifierKey
 from pathmark.models.original import VOCABULARY
-from pathmark.stats import ExactResult, PValue, Rate, bonferroni, exact_test, exact_test_many
+from pathmark.stats import ExactResult, LayerMeasurement, PValue, Rate, bonferroni, exact_test, exact_test_many
 from pathmark.verification.claims import Anchor
 from pathmark.verification.criteria import Criteria
 from pathmark.verification.decoys import DecoyControl
@@ -23,8 +24,6 @@ PROBED_WITH = ("probes.json",)
 """Attachments that hold the texts a suspect is read with."""
 MATCHED_BY = (*PROBED_WITH, "profiles.npz", "sketches.npz")
 """Attachments that decide which of a suspect's experts is taken for which of the owner's."""
-DECOYS_SPEAK = 1e-3
-"""Where decoys are this unlikely, after their own charge, they take a third party's reading away."""
 GRAFT_ONLY = "it shows only behind the original's lower layers, which whoever claims the mark could have chosen"
 UNREACHABLE = (
     "this key cannot reach the level on this suspect (smallest possible p {}): no verdict against it, and none for it"
@@ -96,7 +95,7 @@ class PathVerdict(Verdict):
     def weaknesses(self) -> list[str]:
         """What would weaken this verdict, in words."""
         found = []
-        if self.decoys is not None and self.decoys.smallest.value < 0.01:
+        if self.decoys is not None and self.decoys.speak:
             found.append(
                 f"the owner's path also reacts to decoy triggers (smallest p {self.decoys.smallest}, charged): the "
                 "suspect may react to odd prefixes as such"
@@ -205,7 +204,7 @@ def _third_party(key: VerifierKey, evidence: Evidence, criteria: Criteria) -> An
     if anchor.anchored and not anchor.fixed(key, PROBED_WITH):
         return anchor.undated("the texts that the suspect was read with are not in the dated commitment")
     control = _control(key, evidence)
-    if control is not None and control.smallest.value <= DECOYS_SPEAK:
+    if control is not None and control.speak:
         return anchor.withheld("triggers of other keys lead to the same experts, so this trigger is not what does it")
     return anchor
 
@@ -253,5 +252,11 @@ def _control(key: VerifierKey, evidence: Evidence) -> DecoyControl | None:
     if not evidence.decoys:
         return None
     first = key.watermarks[0]
-    tested = [exact_test([m.aim(first.targets(m.layer)) for m in ms]).p for ms in evidence.measured_decoys(first)]
-    return DecoyControl(tuple(tested), len(evidence.decoys[0].mask_BT))
+
+    def tested(measured: Sequence[LayerMeasurement]) -> ExactResult:
+        return exact_test([m.aim(first.targets(m.layer)) for m in measured])
+
+    trigger = tested(evidence.measured(key)[0]).statistic
+    decoys = [tested(measured) for measured in evidence.measured_decoys(first)]
+    loudness = tuple(decoy.statistic / trigger if trigger > 0 else math.inf for decoy in decoys)
+    return DecoyControl(tuple(decoy.p for decoy in decoys), len(evidence.decoys[0].mask_BT), loudness)
