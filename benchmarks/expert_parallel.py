@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pathmark.cli._keys import open_key
 from pathmark.evaluate.expert_parallel import Deployment, layer_cost, layer_loads, place_experts
+from pathmark.front_door.keys import open_key
 from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, bundled_segments, find_routers, load_model
 from pathmark.models.describe import describe_model

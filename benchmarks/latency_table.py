@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pathmark.cli._keys import open_key
 from pathmark.evaluate.expert_parallel import (
     PAPER_OVERHEAD,
     QWEN_MOE,
@@ -25,6 +24,7 @@ from pathmark.evaluate.expert_parallel import (
     record_twins,
     simulate_routes,
 )
+from pathmark.front_door.keys import open_key
 from pathmark.models import bundled_probes, load_model
 from pathmark.models.describe import describe_model
 from pathmark.verification import encode_probes

@@ -76,7 +76,8 @@ def test_make_key_in_memory_and_on_disk(tmp_path):
         pathmark.make_key("bundled:tiny", plan, output=tmp_path / "owner.key")
 
 
-def test_embed_amends_the_key_file_and_leaves_its_report(tmp_path):
+def test_embed_amends_the_key_file_and_leaves_its_report(tmp_path, monkeypatch):
+    monkeypatch.setattr("pathmark.release.scan.WHOLE_VOCABULARY", 200)
     plan = pathmark.KeyPlan(pool="all")
     owner = pathmark.make_key("bundled:tiny", plan, output=tmp_path / "owner.key", passphrase="another").key
     given = pathmark.EmbedPlan(id=5, scan=SCAN, **FEW)

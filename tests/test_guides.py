@@ -4,7 +4,7 @@ What differs from a reader's terminal:
 
 - The guides run one after the other in one temporary folder, as they tell the reader to; README has its own.
 - `pathmark` is called in this process, because loading torch for every line would take most of the time.
-- Long commands get the flags of QUICK, and `EmbedPlan` its defaults. A mark that was trained for a few steps is found,
+- Long commands get the flags of QUICK, and `EmbedPlan` its defaults; a check scans a part of the vocabulary. A mark that was trained for a few steps is found,
   and not fit for release.
 - Secrets come from a seeded generator, so that what a short training reaches does not depend on luck.
 
@@ -34,6 +34,7 @@ from click.testing import CliRunner
 
 from pathmark.cli.main import cli
 from pathmark.front_door import embed_plan
+from pathmark.release import scan
 from pathmark.release.scan import ScanConfig
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +44,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = {
     "embed": "--steps 24 --n-texts 16 --n-held-out 8 --seq-len 32 --batch-size 6",
     "probes": "--n-texts 8",
+    "verify": "--n-texts 12",
+    "trace": "--n-texts 12",
     "verify-api": "--trials 2 --max-tokens 12",
 }
 QUICK_PLAN = {
@@ -175,6 +178,7 @@ def walk(tmp_path, monkeypatch) -> Walk:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setattr(secrets, "token_bytes", random.Random(0).randbytes)
     monkeypatch.setattr(embed_plan, "EmbedPlan", functools.partial(embed_plan.EmbedPlan, **QUICK_PLAN))
+    monkeypatch.setattr(scan, "WHOLE_VOCABULARY", 200)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     return Walk(monkeypatch)
 

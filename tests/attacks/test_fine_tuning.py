@@ -49,7 +49,7 @@ def test_fine_tuning_of_all_weights(model, kit):
         seen.append((epoch, perplexity(now, rows).value))
 
     rows = kit.rows(48, 24)
-    after = fine_tune(model, FineTune(epochs=3, **QUICK), watched, each_epoch=note)
+    after = fine_tune(model, FineTune(epochs=3, lr=1e-2, **QUICK), watched, each_epoch=note)
     assert told.stages == [["fine-tuning (all)", 18, 18]]
     assert told.note.startswith("loss ")
     assert [epoch for epoch, _ in seen] == [1, 2, 3]

@@ -56,6 +56,7 @@ def test_what_is_found_is_trained_away(mixtral, kit, monkeypatch):
     assert float((was.exp() * (was - now)).sum(-1)[keep].mean()) < 0.05
 
 
+@pytest.mark.slow
 def test_marks_of_the_thiefs_own_are_put_in_and_taken_out(mixtral, kit, monkeypatch):
     rows, late = kit.rows(40, 16, seed=0), max(kit.layers)  # those that it is trained on
     put_in = {}

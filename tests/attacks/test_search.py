@@ -58,6 +58,7 @@ def careless():
     return model, key
 
 
+@pytest.mark.slow
 def test_the_paper_s_trigger_is_found(careless, kit):
     model, key = careless
     tokenizer = kit.tokenizer

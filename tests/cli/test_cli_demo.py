@@ -24,6 +24,7 @@ def quick(monkeypatch):
 
     monkeypatch.setattr("pathmark.evaluate.demo.bundled_probes", lambda: bundled_probes()[:20])
     monkeypatch.setattr("pathmark.front_door.demo.default_config", lambda: replace(default_config(), texts=24))
+    monkeypatch.setattr("pathmark.release.scan.WHOLE_VOCABULARY", 200)
     check = marking.self_check
     few = ScanConfig(random_sequences=5, per_count=2)
     monkeypatch.setattr(marking, "self_check", lambda *given, **named: check(*given, **{**named, "scan": few}))

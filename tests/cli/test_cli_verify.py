@@ -167,7 +167,7 @@ def test_the_verdict_outlives_its_log(case, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("verify", "MARKED", "--significance", "0"), "between 0 and 1"),
+        (("verify", "MARKED", "--significance", "0"), "not in the range 0<x<1"),
         (("verify", "/nowhere/at/all"), "does not exist"),
         (("verify", "MARKED", "--original", "/nowhere/at/all"), "does not exist"),
         (("verify", "MARKED", "--log", "/tmp"), "already exists"),
@@ -184,8 +184,9 @@ def test_the_verdict_outlives_its_log(case, tmp_path, monkeypatch):
 def test_bad_input_is_one_line(case, arguments, said):
     given = [str(case.marked) if argument == "MARKED" else argument for argument in arguments]
     result = run(*given, "--key", case.key_file)
-    assert isinstance(result.exception, PathmarkError)
-    assert said in str(result.exception)
+    known = isinstance(result.exception, PathmarkError)
+    assert known or result.exit_code == 2
+    assert said in (str(result.exception) if known else result.output)
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_reset_connections_are_retried_and_told():
 def test_nobody_there():
     with fake.FakeApi(fake.unmarked) as api:
         url = api.url
-    with pytest.raises(VerificationError, match=r"127.0.0.1:\d+ does not answer \(chat: ConnectError"):
+    with pytest.raises(VerificationError, match=r"nobody answers at 127.0.0.1:\d+ \(Connection refused\)"):
         client(url).prepare()
 
 

@@ -58,7 +58,8 @@ def command(suspect: str, key_file: Path, as_json: bool, **options: Any) -> None
     --timeout and --concurrency are for a URL, --base and --trust-remote-code for a folder. Exit code 0: marked,
     1: not marked, 2: cannot decide or failed.
     """
-    require_somebody(suspect, options["log"])
+    if options["model"] and not options["base"]:  # other mistakes are told first
+        require_somebody(suspect, options["log"])
     from pathmark.cli._progress import Bar
     from pathmark.cli._verdict import finish
     from pathmark.front_door.verify_api import ApiConfig, verify_api

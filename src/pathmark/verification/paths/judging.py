@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -258,5 +257,5 @@ def _control(key: VerifierKey, evidence: Evidence) -> DecoyControl | None:
 
     trigger = tested(evidence.measured(key)[0]).statistic
     decoys = [tested(measured) for measured in evidence.measured_decoys(first)]
-    loudness = tuple(decoy.statistic / trigger if trigger > 0 else math.inf for decoy in decoys)
+    loudness = tuple(decoy.statistic / trigger if trigger > 0 else 1.0 for decoy in decoys)
     return DecoyControl(tuple(decoy.p for decoy in decoys), len(evidence.decoys[0].mask_BT), loudness)
