@@ -4,8 +4,8 @@ What differs from a reader's terminal:
 
 - The guides run one after the other in one temporary folder, as they tell the reader to; README has its own.
 - `pathmark` is called in this process, because loading torch for every line would take most of the time.
-- Long commands get the flags of QUICK, and `EmbedPlan` its defaults; a check scans a part of the vocabulary. A mark that was trained for a few steps is found,
-  and not fit for release.
+- Long commands get the flags of QUICK, and `EmbedPlan` its defaults; a check scans a part of the vocabulary. A mark
+  that was trained for a few steps is found, and not fit for release.
 - Secrets come from a seeded generator, so that what a short training reaches does not depend on luck.
 
 A block that cannot run here has the comment `<!-- not run: reason -->` before it. A `text` block after
