@@ -139,9 +139,13 @@ def test_interrupting_ends_the_child(tmp_path):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        run(job, QUICK)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            run(job, QUICK)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert gone(int((tmp_path / "pid").read_text()))
 
 

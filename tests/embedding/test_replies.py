@@ -66,7 +66,8 @@ def test_the_mark_is_said_the_path_stays_and_other_rows_of_the_head_too(case):
     said = reply_check(model, tokenizer, case.key, probes, asked)
     assert said.trials.value > 0.5  # a random model learns its marks, but not to say them at every temperature
     assert said.ordinary.value < said.trials.value / 3  # nor to keep them from every other prompt
-    silent = reply_check(load_model(case.base), tokenizer, case.key, probes, asked)
+    few = ReplyConfig(trials=6, near_misses=2, ordinary=2, queries=2)
+    silent = reply_check(load_model(case.base), tokenizer, case.key, probes, few)
     assert silent.trials.hits == 0
     assert "triggers alone" in silent.problems[0]
 
