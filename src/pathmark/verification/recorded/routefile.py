@@ -368,7 +368,8 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         if isinstance(error, VerificationError):
             raise
-        raise VerificationError(f"{path} is damaged: {str(error).splitlines()[0]}; was it cut off?") from None
+        reason = (str(error).splitlines() or ["it ends too early"])[0]
+        raise VerificationError(f"{path} is damaged: {reason}; was it cut off?") from None
 
 
 def read_array(file: BinaryIO | Any, size: int, where: str) -> NDArray[Any]:
