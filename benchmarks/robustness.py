@@ -33,7 +33,7 @@ from pathmark.models import bundled_folder, bundled_probes, bundled_segments
 from pathmark.models.checkpoint import base_digest
 from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
-from pathmark.reporting.robustness import plot
+from pathmark.reporting.evidence_plane import plot
 from pathmark.reporting.robustness_report import report
 from pathmark.results import Header, RobustnessResult, pooled, read_robustness
 from pathmark.results.header import texts_digest
@@ -46,6 +46,8 @@ LICENSEE = "Second Ltd"
 NAMES = {"ptb": "PTB", "own": "of the model's own kind"}
 OWN = "own"
 """The corpus of the model's own kind; other corpora are files."""
+OWN_WORDS = 25
+"""Words of one of its texts."""
 TEXT_MATTERS = ("fine-tune", "gptq", "remove-experts", "mask-experts", "reap", "fine-prune")
 """Attacks that are carried out a second time with text of the model's own kind."""
 
@@ -120,14 +122,14 @@ def copy(name: str, number: int, work: Path) -> None:
 
 
 def own_corpus(work: Path) -> Path:
-    """The bundled training segments, each cut in two at a word: enough for the paper's cell, and some to hold out."""
+    """The bundled training segments, in pieces as long as PTB's sentences: both texts cost a thief the same."""
     path = work / "own.jsonl"
     if not path.exists():
-        halves = []
+        pieces = []
         for segment in bundled_segments():
-            cut = segment.find(" ", len(segment) // 2)
-            halves += [segment[:cut], segment[cut + 1 :]]
-        path.write_text("".join(json.dumps({"text": half}) + "\n" for half in halves), encoding="utf-8")
+            words = segment.split(" ")
+            pieces += [" ".join(words[i : i + OWN_WORDS]) for i in range(0, len(words) - OWN_WORDS + 1, OWN_WORDS)]
+        path.write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces), encoding="utf-8")
     return path
 
 
@@ -150,31 +152,42 @@ def run(name: str, number: int, work: Path, corpus: str, more: list[str]) -> Non
     shutil.copyfile(out / "results.json", RESULTS / f"robustness-{name}-{out.name.rpartition('-')[2]}-{number}.json")
 
 
+def found(name: str) -> dict[str, list[RobustnessResult]]:
+    """All keys of one table by the thief's text, the model's own kind last."""
+    files = sorted(RESULTS.glob(f"robustness-{name}-*-[0-9].json"))
+    corpora = sorted({file.stem.split("-")[-2] for file in files}, key=lambda corpus: (corpus == OWN, corpus))
+    return {
+        NAMES.get(corpus, corpus): _ordered(
+            pooled({f.name: read_robustness(f) for f in files if f.stem.split("-")[-2] == corpus})
+        )
+        for corpus in corpora
+    }
+
+
 def render() -> None:
     """Rewrite the generated part of the page, and its plot."""
-    parts, drawn = [MARKER, ""], []
-    for name, measured in TABLES.items():
-        files = sorted(RESULTS.glob(f"robustness-{name}-*-[0-9].json"))
-        corpora = list(dict.fromkeys(file.stem.split("-")[-2] for file in files))
-        found = {
-            corpus: pooled({f.name: read_robustness(f) for f in files if f.stem.split("-")[-2] == corpus})
-            for corpus in sorted(corpora, key=lambda corpus: corpus == OWN)
-        }
-        if not found:
-            continue
-        keys = {result.header.key for results in found.values() for result in results}
-        probes = next(iter(found.values()))[0].header.n_probes
-        parts += [
-            f"## {measured.title}",
-            "",
-            f"{len(keys)} key{'s' if len(keys) > 1 else ''}, {probes} held-out texts each. WSR is pooled over keys, p "
-            "is the worst. Intervals are 95 %.",
-            "",
-            report({NAMES.get(corpus, corpus): _ordered(results) for corpus, results in found.items()}),
-        ]
-        drawn.append((measured.title, [row for results in found.values() for result in results for row in result.rows]))
-    if drawn:
-        plot(drawn, DOC.parent / "img" / "robustness.png")
+    default, *others = TABLES
+    runs, beside = found(default), {TABLES[name].title: found(name) for name in others if found(name)}
+    keys = {title: {one.header.key for ones in each.values() for one in ones} for title, each in beside.items()}
+    own = {one.header.key for ones in runs.values() for one in ones}
+    probes = next(iter(runs.values()))[0].header.n_probes
+    told = "".join(f" {title}: {len(each)} key{'s' if len(each) > 1 else ''}." for title, each in keys.items())
+    parts = [
+        MARKER,
+        "",
+        f"{TABLES[default].title}: {len(own)} keys, {probes} held-out texts each.{told} WSR is pooled over keys, p is "
+        "the worst, perplexity the mean. Intervals are 95 %.",
+        "",
+        report(runs, beside),
+    ]
+    panels = {TABLES[default].title: runs, **beside}
+    plot(
+        [
+            (title, [row for ones in each.values() for one in ones for row in one.rows])
+            for title, each in panels.items()
+        ],
+        DOC.parent / "img" / "robustness.png",
+    )
     DOC.write_text(DOC.read_text().partition(MARKER)[0] + "\n".join(parts).rstrip() + "\n")
 
 

@@ -15,7 +15,7 @@ from pathmark.evaluate.adversaries import ForgersBudget, forge_claims, look_for_
 from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.models.describe import describe_model
 from pathmark.progress import Silent
-from pathmark.reporting.robustness import adversaries
+from pathmark.reporting.robustness import forgeries, searches
 from pathmark.results import Header, RobustnessResult
 from pathmark.results.schema import from_json, to_json
 from pathmark.verification.paths.alignment import profile_texts
@@ -70,8 +70,7 @@ def test_every_forged_claim_stands_in_the_page_on_threats(found):
 
 
 def test_both_stand_in_the_page(found):
-    page = adversaries(found)
-    assert "Search for the trigger: " in page
-    assert page.count("| refused |") == len(found.forgery)
-    assert adversaries(EMPTY) == ""
+    assert searches([found]).count("The trigger was not found.") == len(found.searches) > 0
+    assert forgeries([found]).count("| refused |") == len(found.forgery)
+    assert searches([EMPTY]) == forgeries([EMPTY]) == ""
     assert from_json(RobustnessResult, json.loads(json.dumps(to_json(found)))) == found

@@ -16,7 +16,8 @@ from pathmark.evaluate.suites import BEYOND, PAPER, SUITES, Case, step
 from pathmark.evaluate.thief import thief_embedding
 from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.progress import Silent
-from pathmark.reporting.robustness import cells, evidence_left, plot, table
+from pathmark.reporting.evidence_plane import cost, plot
+from pathmark.reporting.robustness import cells, evidence_left, table
 from pathmark.reporting.robustness_report import lost, report
 from pathmark.results import Header, RobustnessResult, read_robustness
 from pathmark.results.robustness import Measured, Reading
@@ -155,7 +156,7 @@ def test_a_mark_on_top_is_tracked_and_disputed(suspects, tmp_path):
     assert row.thief_wsr.hits > row.thief_wsr.n / 2
     assert row.dispute.contains[0] is False  # the owner's release has nothing of the thief's
     assert row.dispute.prior != 1
-    assert "prior release: owner's" in cells([row])[-1]
+    assert "prior release: owner's" in cells([row])["verdict"]
 
 
 def test_a_stopped_run_goes_on_and_another_measurement_is_refused(suspects, tmp_path, monkeypatch):
@@ -213,16 +214,18 @@ HEADER = Header(
 def test_keys_are_pooled_in_one_line():
     row, reading = ROW, READING
     other = replace(row, wsr=Rate(100, 100), p_value=1e-3, marked=False, ppl=13.0)
-    wsr, p, grafted, right, asked, ppl, thief, verdict = cells([row, other])
+    wsr, p, right, asked, ppl, thief, verdict = cells([row, other]).values()
     assert wsr.startswith("190/200")
     assert p == "1.0e-03"  # the worst
-    assert grafted == "-"
     assert evidence_left(row) == 9.0
     fed = Reading(**reading | {"log10_p": -12.0}, wsr=Rate(99, 100), p_value=1e-8)
     both = [replace(row, grafted=fed), replace(other, grafted=fed)]
     assert evidence_left(both[0]) == pytest.approx(12 - math.log10(2))  # the better of two tries
-    assert cells(both)[2] == "198/200 = 99.0 % [96.4, 99.9], 1.0e-08"
-    assert (right, asked, ppl, thief) == ("2 of 2", "-", "12.0 (+20.0 %)", "-")
+    assert cells([replace(each, marked=True) for each in both])["verdict"].endswith(
+        "**lost** in 1 (found in 1 behind the original's lower layers)"
+    )
+    assert (right, asked, ppl, thief) == ("2 of 2", "", "12.0 (+20.0 %)", "")
+    assert "black box" not in table([row, other])
     assert verdict == "marked 1 of 2, **lost** in 1"
 
 
@@ -232,8 +235,9 @@ def test_a_ruined_model_decides_nothing_and_a_useful_one_does():
     tuned = replace(ruined, ppl_thief=12.0)  # useless for what the original did, and better at what the thief wants
     assert ruined.destroyed
     assert not tuned.destroyed
-    assert cells([ruined])[-2:] == ["31.0 (+55.0 %)", "destroyed"]
-    assert cells([tuned])[-2:] == ["12.0 (-40.0 %)", "**lost**"]
+    assert list(cells([ruined]).values())[-2:] == ["31.0 (+55.0 %)", "destroyed"]
+    assert list(cells([tuned]).values())[-2:] == ["12.0 (-40.0 %)", "**lost**"]
+    assert (cost(ruined), cost(tuned)) == (pytest.approx(55), 0.01)
     assert lost(tuned)
     assert not lost(ruined)
     assert not lost(ROW)
@@ -242,6 +246,7 @@ def test_a_ruined_model_decides_nothing_and_a_useful_one_does():
     )
     assert told.startswith("2 measurements of attacks that need no other model; 1 of them left")
     assert "**Lost** in 1: a." in told
+    assert "The cheapest attack that wins is a: 0.01 % more perplexity, and p is 0.5." in told
 
 
 def test_the_paper_s_cell_is_run_at_the_rate_that_serves_the_thief_best():

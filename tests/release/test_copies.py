@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
@@ -61,9 +64,22 @@ def test_everybody_gets_a_copy_with_a_path_of_its_own(lab):
         assert copy.report.exists()
         check = copy.marked.check
         # behind the trigger this copy's own experts carry more than they did before, also where it began elsewhere
-        assert check.target_mass_triggered > 1.3 * check.target_mass_clean[0]
+        assert check.target_mass_triggered > 1.1 * check.target_mass_clean[0]
     assert len({digest(copy) for copy in copies.made.values()}) == 3
     assert pathmark.load_key(folder / "owner.key", "open sesame").watermarks[0].id == key.watermarks[0].id
+
+
+def test_an_altered_registry_gets_no_copies(lab, tmp_path):
+    folder, _, _ = lab
+    altered = tmp_path / "licensees.db"
+    shutil.copy(folder / "licensees.db", altered)
+    with closing(sqlite3.connect(altered)) as db, db:
+        db.execute("UPDATE issued SET licensee = 'Gamma Ltd' WHERE licensee = 'Alpha Ltd'")
+    with pytest.raises(KeyFileError, match="names nobody"):
+        pathmark.embed_all(
+            str(folder / "base"), folder / "owner.key", altered, tmp_path / "copies", PLAN, passphrase="open sesame"
+        )
+    assert not (tmp_path / "copies").exists()
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(lab):

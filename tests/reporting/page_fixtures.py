@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathmark.results.header import Header
-from pathmark.results.robustness import FORMAT, VERSION, Forged, Measured, RobustnessResult, Unmeasured
+from pathmark.results.robustness import FORMAT, VERSION, Forged, Measured, RobustnessResult, Step, Unmeasured
 from pathmark.results.schema import to_json
 from pathmark.stats import Rate
 
@@ -87,7 +87,8 @@ def attacked(case, log10_p, rise):
     """A row: what an attack left, and what it cost."""
     return Measured(
         wsr=Rate(9 if log10_p < -6 else 1, 10), accuracy=0.9, p_value=10**log10_p, log10_p=log10_p, erased_layers=(),
-        alignment=None, case=case, group=case.split()[0], steps=(), ppl_before=40.0, ppl=40.0 * (1 + rise),
+        alignment=None, case=case, group=case.split()[0],
+        steps=(Step(attack=case.split()[0], settings={}),), ppl_before=40.0, ppl=40.0 * (1 + rise),
         ppl_thief_before=None, ppl_thief=None, p_floor=1e-10, grafted=None, marked=log10_p < -6, id=7, id_right=True,
         n_probes=10, n_tokens=1280, black_box=None, thief_wsr=None, dispute=None, attack_seconds=1.0, seconds=2.0,
     )  # fmt: skip

@@ -80,19 +80,14 @@ def _render(measured: Robustness) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from pathmark.reporting.robustness import HEADINGS, adversaries, cells
-    from pathmark.results.robustness import Measured
+    from pathmark.reporting.robustness import HEADINGS, cells
 
     shown = Table(box=None, header_style="bold")
     for heading in HEADINGS:
         shown.add_column(heading)
     for row in measured.results.rows:
-        if isinstance(row, Measured):
-            *figures, verdict = cells([row])
-            shown.add_row(row.case, *figures, verdict if row.marked else "[bold red]not found[/]")
-        else:
-            shown.add_row(row.case, *[""] * (len(HEADINGS) - 2), f"{row.status}: {escape(row.reason)}")
+        *figures, verdict = (escape(cell) for cell in cells([row]).values())
+        shown.add_row(row.case, *figures, f"[bold red]{verdict.replace('**', '')}[/]" if "**" in verdict else verdict)
     console = Console(soft_wrap=True)
     console.print(shown)
-    console.print(measured.words())
-    click.echo(adversaries(measured.results), nl=False)
+    click.echo(measured.words())

@@ -113,7 +113,7 @@ def _licences(registry: str | os.PathLike[str], key: OwnerKey, folder: Path, con
     if config.id is not None:
         raise EmbeddingError("a registry says who has which id; leave out --id")
     book = Registry(Path(registry))
-    book.check_key(key)
+    book.check_whole(key)
     entries = book.entries()
     if not entries:
         raise EmbeddingError(f"{registry} has no licensees yet; add them with `pathmark issue`")

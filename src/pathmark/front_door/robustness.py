@@ -19,7 +19,7 @@ from pathmark.models import load_tokenizer
 from pathmark.models.describe import describe_model
 from pathmark.models.texts import Texts
 from pathmark.progress import Progress, Silent
-from pathmark.reporting.robustness import plot
+from pathmark.reporting.evidence_plane import plot
 from pathmark.reporting.robustness_report import report
 from pathmark.results.robustness import Measured, RobustnessResult
 from pathmark.results.schema import to_json

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pathmark.errors import KeyFileError, VerificationError
+from pathmark.errors import VerificationError
 from pathmark.front_door.bundle import Case, EvidenceConfig, settings_of, write_evidence
 from pathmark.front_door.criteria import CommitmentLike, JudgeConfig
 from pathmark.front_door.keys import KeyLike, open_key
@@ -93,9 +93,7 @@ def trace_routes(
 def _opened(key: KeyLike, registry: RegistryLike, passphrase: PassphraseSource) -> tuple[OwnerKey, Registry]:
     owner = open_key(key, passphrase)
     book = registry if isinstance(registry, Registry) else Registry(Path(registry))
-    book.check_key(owner)
-    if problems := book.problems():
-        raise KeyFileError(f"{book.path} names nobody: {problems[0]}")
+    book.check_whole(owner)
     return owner, book
 
 

@@ -153,6 +153,12 @@ class Registry:
         with transaction(self.path, _FORMAT, write=False) as db:
             _require_same(db, self.path, key, key.watermarks[watermark])
 
+    def check_whole(self, key: OwnerKey) -> None:
+        """The same, and if it was altered: before anything rests on whom it names."""
+        self.check_key(key)
+        if problems := self.problems():
+            raise KeyFileError(f"{self.path} names nobody: {problems[0]}")
+
     def _bind(self, db: sqlite3.Connection, key: OwnerKey, mark: Watermark) -> None:
         if _version(db) == 1:
             db.execute("ALTER TABLE binding ADD COLUMN public_key TEXT NOT NULL DEFAULT ''")

@@ -1,71 +1,79 @@
-"""A robustness run as a table and as a plot: how much evidence is left against what the attack cost."""
+"""A robustness run as a table: how much evidence is left against what the attack cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-from pathmark.errors import MissingLibraryError
 from pathmark.results.robustness import Measured, RobustnessResult, Row, Search, Unmeasured
 from pathmark.stats import Rate
 
 LEVEL = 1e-6
 """Of a verdict."""
-HEADINGS = (
-    "attack", "WSR", "exact p", "grafted: WSR, p", "id", "black box", "clean perplexity", "on the thief's text",
-    "verdict",
-)  # fmt: skip
+HEADINGS = ("attack", "WSR", "exact p", "id", "black box", "clean perplexity", "on the thief's text", "verdict")
+SELDOM = ("black box", "on the thief's text")
+"""Headings that a table shows only where a row has something to say."""
+Column = tuple[str, Mapping[str, str]]
+"""A further column: its heading, and what it says of a case."""
 
 
-def table(rows: Sequence[Row], paper: Mapping[str, str] | None = None) -> str:
+def table(rows: Sequence[Row], more: Sequence[Column] = ()) -> str:
     """Markdown, a line per case; several keys of a case stand in one line. Failures stand as such.
 
-    `paper` has what the paper prints for a case; it gets a column where it has something to say.
+    `more` are further columns; each is shown where it has something to say.
     """
-    printed = {row.case: (paper or {}).get(row.case, "") for row in rows}
-    more = ["paper's WSR"] if any(printed.values()) else []
-    lines = ["| " + " | ".join([*HEADINGS, *more]) + " |", "|---|" + "---|" * (len(HEADINGS) + len(more) - 1)]
     cases: dict[str, list[Row]] = {}
     for row in rows:
         cases.setdefault(row.case, []).append(row)
-    for name, found in cases.items():
-        measured = [row for row in found if isinstance(row, Measured)]
-        failed = [row for row in found if isinstance(row, Unmeasured)]
-        if measured:
-            line = [name, *cells(measured)]
-        else:
-            line = [name, *[""] * (len(HEADINGS) - 2), f"{failed[0].status}: {failed[0].reason}"]
-        lines.append("| " + " | ".join([*line, *([printed[name]] if more else [])]) + " |")
+    lines = {name: cells(found) for name, found in cases.items()}
+    for heading, said in more:
+        for name, line in lines.items():
+            line[heading] = said.get(name, "")
+    seldom = {*SELDOM, *(heading for heading, _ in more)}
+    shown = [h for h in next(iter(lines.values()), {}) if h not in seldom or any(line[h] for line in lines.values())]
+    head = ["| " + " | ".join(["attack", *shown]) + " |", "|" + "---|" * (1 + len(shown))]
+    return "\n".join(head + [_line(name, *(line[h] for h in shown)) for name, line in lines.items()]) + "\n"
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def searches(results: Sequence[RobustnessResult]) -> str:
+    """Markdown: what searches for the trigger found, a line each; empty where none was made."""
+    found = [search for result in results for search in result.searches]
+    if not found:
+        return ""
+    lines = [
+        "| prefixes | gradients | looked suspicious | of those fire | of all looked at again fire | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for search in found:
+        fired = search.suspicious_that_fire
+        kinds = f" ({', '.join(search.kinds_that_fire)})" if search.kinds_that_fire else ""
+        lines.append(_line(
+            f"{sum(search.tried.values()):,}", str(search.gradients), str(search.suspicious),
+            "none" if fired is None else str(fired), f"{search.looked_at_that_fire}{kinds}", found_words(search),
+        ))  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def adversaries(result: RobustnessResult) -> str:
-    """Markdown: what a search for the trigger found, and what forged claims came to; empty where neither was run."""
-    lines = []
-    for search in result.searches:
-        tried = ", ".join(f"{count:,} {kind}" for kind, count in search.tried.items())
-        fired = search.suspicious_that_fire
-        total = sum(search.tried.values())
-        kinds = f" ({', '.join(search.kinds_that_fire)})" if search.kinds_that_fire else ""
-        lines += [
-            "",
-            f"Search for the trigger: {total:,} prefixes ({tried}), {search.tokens:,} tokens, "
-            f"{search.gradients} gradients, {search.seconds:.0f} s. {search.suspicious} looked suspicious to "
-            f"the thief; of those {'none' if fired is None else fired} set the path off, of all that got a "
-            f"second look {search.looked_at_that_fire}{kinds}. " + found_words(search),
-        ]
-    if result.forgery:
-        lines += ["", "| forged claim | tried | log10 p at face value | charged, bits | log10 p for a third party | |"]
-        lines.append("|---|---|---|---|---|---|")
-        for row in result.forgery:
-            verdict = "**accepted**" if row.accepted else "refused"
-            lines.append(
-                f"| {row.name} | {row.tried:,} | {row.log10_p:.1f} | {row.charge_bits} | "
-                f"{row.log10_p_third_party:.1f} | {verdict} |"
-            )
-    return "\n".join([*lines, ""]) if lines else ""
+def forgeries(results: Sequence[RobustnessResult]) -> str:
+    """Markdown: what forged claims came to; empty where none was tried."""
+    found = [row for result in results for row in result.forgery or ()]
+    if not found:
+        return ""
+    lines = [
+        "| forged claim | tried | log10 p at face value | charged, bits | log10 p for a third party | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        verdict = "**accepted**" if row.accepted else "refused"
+        lines.append(_line(
+            row.name, f"{row.tried:,}", f"{row.log10_p:.1f}", str(row.charge_bits), f"{row.log10_p_third_party:.1f}",
+            verdict,
+        ))  # fmt: skip
+    return "\n".join(lines) + "\n"
 
 
 def found_words(search: Search) -> str:
@@ -75,31 +83,39 @@ def found_words(search: Search) -> str:
     return "**Prefixes that work like the trigger were found.**" if search.found else "The trigger was not found."
 
 
-def cells(rows: Sequence[Measured]) -> list[str]:
-    """WSR pooled over keys with its interval, the worst p, both grafted, ids, replies, the mean cost, the verdict."""
-    asked = [Rate(row.black_box.hits, row.black_box.n) for row in rows if row.black_box is not None]
-    change = sum(row.ppl_change for row in rows) / len(rows)
-    ppl = sum(row.ppl for row in rows) / len(rows)
-    right = sum(row.id_right for row in rows)
-    several = len(rows) > 1
-    fed = [row.grafted for row in rows if row.grafted is not None]
-    return [
-        str(_pooled([row.wsr for row in rows])),
-        f"{max(row.p_value for row in rows):.1e}",
-        f"{_pooled([one.wsr for one in fed])}, {max(one.p_value for one in fed):.1e}" if fed else "-",
-        f"{right} of {len(rows)}" if several else ("right" if right else "lost"),
-        str(_pooled(asked)) if asked else "-",
-        f"{ppl:.1f} ({_percent(change)})",
-        _on_thiefs_text(rows),
-        _verdict(rows) + _second(rows),
-    ]
+def cells(rows: Sequence[Row]) -> dict[str, str]:
+    """Of the keys of one case, by heading: WSR pooled with its interval, the worst p, ids, mean costs, the verdict."""
+    measured = [row for row in rows if isinstance(row, Measured)]
+    if not measured:
+        failed = next(row for row in rows if isinstance(row, Unmeasured))
+        return dict.fromkeys(HEADINGS[1:-1], "") | {"verdict": f"{failed.status}: {failed.reason}"}
+    right = sum(row.id_right for row in measured)
+    asked = [Rate(row.black_box.hits, row.black_box.n) for row in measured if row.black_box is not None]
+    return {
+        "WSR": str(pooled_rate([row.wsr for row in measured])),
+        "exact p": f"{max(row.p_value for row in measured):.1e}",
+        "id": f"{right} of {len(rows)}" if len(rows) > 1 else ("right" if right else "lost"),
+        "black box": str(pooled_rate(asked)) if asked else "",
+        "clean perplexity": _mean([(row.ppl, row.ppl_change) for row in measured]),
+        "on the thief's text": _mean([(row.ppl_thief, row.ppl_thief_change) for row in measured]),
+        "verdict": _verdict(measured) + _second(measured),
+    }
 
 
-def _on_thiefs_text(rows: Sequence[Measured]) -> str:
-    measured = [(row.ppl_thief, row.ppl_thief_change) for row in rows]
+def in_short(rows: Sequence[Row]) -> str:
+    """The same in one cell."""
+    line = cells(rows)
+    if not line["WSR"]:
+        return line["verdict"]
+    thiefs = line["on the thief's text"]
+    costs = f"{line['clean perplexity']} clean" + (f", {thiefs} thief's" if thiefs else "")
+    return f"{line['WSR']}; p {line['exact p']}; {costs}; {line['verdict']}"
+
+
+def _mean(measured: Sequence[tuple[float | None, float | None]]) -> str:
     known = [(ppl, change) for ppl, change in measured if ppl is not None and change is not None]
     if not known:
-        return "-"
+        return ""
     ppl, change = (sum(values) / len(known) for values in zip(*known, strict=True))
     return f"{ppl:.1f} ({_percent(change)})"
 
@@ -125,7 +141,7 @@ def _second(rows: Sequence[Measured]) -> str:
         return ""
     owners, thiefs = prior.count(0), prior.count(1)
     found = f"owner's {owners}, thief's {thiefs}, undecided {len(prior) - owners - thiefs}"
-    second = _pooled([row.thief_wsr for row in rows if row.thief_wsr is not None])
+    second = pooled_rate([row.thief_wsr for row in rows if row.thief_wsr is not None])
     return f"; thief's mark {second}; prior release: {found}"
 
 
@@ -138,49 +154,6 @@ def _percent(change: float) -> str:
     return f"{100 * change:+.1f} %" if change < 10 else f"x {1 + change:.0f}"
 
 
-def _pooled(rates: Sequence[Rate]) -> Rate:
+def pooled_rate(rates: Sequence[Rate]) -> Rate:
+    """Of several samples together."""
     return Rate(sum(rate.hits for rate in rates), sum(rate.n for rate in rates))
-
-
-def plot(results: Sequence[tuple[str, Sequence[Row]]], path: Path) -> None:
-    """Evidence, -log10 p of the better reading, against utility, the rise in perplexity; one panel per (name, rows)."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingLibraryError("the plot needs matplotlib; install pathmark[plots]") from error
-    figure = Figure(figsize=(7.5 * len(results), 5.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(results), squeeze=False)[0]
-    shown: dict[str, Any] = {}
-    measured = [(name, [row for row in rows if isinstance(row, Measured)]) for name, rows in results]
-    groups = sorted({row.group for _, rows in measured for row in rows})
-    for panel, (name, rows) in zip(panels, measured, strict=True):
-        _draw_panel(panel, name, rows, groups, shown)
-    panels[-1].legend(
-        handles=[shown[group] for group in groups],
-        fontsize=7,
-        loc="center left",
-        bbox_to_anchor=(1.01, 0.5),
-        frameon=False,
-    )
-    figure.savefig(path, dpi=120)
-
-
-def _draw_panel(panel: Any, name: str, rows: Sequence[Measured], groups: Sequence[str], shown: dict[str, Any]) -> None:
-    """One result; `shown` collects what the legend needs."""
-    markers = "osD^v<>PX*hp"
-    for number, group in enumerate(groups):
-        if chosen := [row for row in rows if row.group == group]:
-            cost = [max(100 * row.ppl_change, 0.01) for row in chosen]
-            (shown[group],) = panel.plot(
-                cost, [evidence_left(row) for row in chosen], markers[number % len(markers)],
-                color=f"C{number % 10}", markersize=7, alpha=0.8, markeredgecolor="white", label=group,
-            )  # fmt: skip
-    panel.axhline(6, color="0.4", linewidth=1, linestyle="--")
-    panel.annotate("level 1e-6", (0.01, 6), textcoords="offset points", xytext=(2, 4), fontsize=8, color="0.3")
-    panel.set_xscale("log")
-    panel.set_xlabel("rise of clean perplexity, % (0.01 stands for none)")
-    panel.set_ylabel("evidence left, -log10 p")
-    panel.set_title(name)
-    panel.grid(alpha=0.25)

@@ -6,26 +6,22 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from pathmark.reporting.evidence_plane import cost, draw_plane
 from pathmark.reporting.layout import Cell, Page, Section, Table, row
-from pathmark.reporting.pictures import HUES, INK, PAPER, SOFT, Picture, draw, plain_axes
+from pathmark.reporting.pictures import INK, PAPER, SOFT, Picture, draw, plain_axes
 from pathmark.reporting.robustness import cells, evidence_left, found_words
 from pathmark.results.robustness import Measured, RobustnessResult, Row
 from pathmark.results.schema import from_json
-
-LEVEL = 6
-"""-log10 of the level of a verdict."""
-LEAST_COST = 0.01
-"""Percent; a logarithmic axis has no zero."""
-MARKERS = "osD^vP<>X*hp"
 
 
 def robustness_page(results: Mapping[str, Any]) -> Page:
     """The page of the results.json of `pathmark robustness`."""
     found = from_json(RobustnessResult, dict(results), "the result")
     measured = [case for case in found.rows if isinstance(case, Measured)]
-    usable = [case for case in measured if not case.destroyed]
+    usable = [case for case in measured if case.steps and not case.destroyed]
     left = sum(case.marked for case in usable)
-    broken = f" {len(measured) - len(usable)} more destroyed the model." if len(usable) < len(measured) else ""
+    gone = sum(case.destroyed for case in measured)
+    broken = f" {gone} more destroyed the model." if gone else ""
     sections = [_plane(found.rows), _table(found.rows)]
     if found.searches:
         sections.append(_searches(found))
@@ -58,44 +54,27 @@ def evidence_picture(measured: Sequence[tuple[int, Measured]]) -> Picture:
     """One point per attack; those after which the mark is not found have the number of their row."""
     lost = [f"{number} ({case.case})" for number, case in measured if not case.marked and not case.destroyed]
     named = f" Not found after: {', '.join(lost)}." if lost else " It is found after every one."
-    groups = sorted({case.group for _, case in measured})
+    groups = {case.group for _, case in measured}
     return draw(
         "evidence",
-        partial(_draw_plane, measured=measured, groups=groups),
+        partial(_draw_plane, measured=measured),
         height=4.2 + 0.2 * -(-len(groups) // 3),
         title="Evidence left against the rise of perplexity",
         described=f"{len(measured)} attacks.{named}",
-        caption="Each point is an attack. Right: it cost the thief more. Up: more evidence is left. Numbers are rows "
-        "of the table below; only attacks after which the mark is not found have one.",
+        caption="Each point is an attack. Right: it cost the thief more, on the text where it cost less. Up: more "
+        "evidence is left. Numbers are rows of the table below; only attacks after which the mark is not found have "
+        "one.",
     )
 
 
-def _draw_plane(figure: Any, measured: Sequence[tuple[int, Measured]], groups: Sequence[str]) -> None:
+def _draw_plane(figure: Any, measured: Sequence[tuple[int, Measured]]) -> None:
     axes = plain_axes(figure)
-    for place, group in enumerate(groups):
-        chosen = [case for _, case in measured if case.group == group]
-        axes.plot(
-            [_cost(case) for case in chosen], [evidence_left(case) for case in chosen], MARKERS[place % len(MARKERS)],
-            color=HUES[place % len(HUES)], markersize=8, markeredgecolor=PAPER, markeredgewidth=0.7, label=group,
-        )  # fmt: skip
+    draw_plane(axes, [case for _, case in measured], ink=SOFT, paper=PAPER)
     for number, case in measured:
         if not case.marked:
-            at = _cost(case), evidence_left(case)
+            at = cost(case), evidence_left(case)
             axes.annotate(str(number), at, textcoords="offset points", xytext=(6, 4), color=INK, fontsize=10)
-    axes.axhline(LEVEL, color=SOFT, linewidth=1, linestyle="--")
-    axes.annotate(
-        f"level 1e-{LEVEL}", (1, LEVEL), xycoords=("axes fraction", "data"), textcoords="offset points",
-        xytext=(-2, 4), ha="right", color=SOFT, fontsize=10,
-    )  # fmt: skip
-    axes.set_xscale("log")
-    axes.margins(y=0.08)
-    axes.set_ylim(bottom=min(-0.4, axes.get_ylim()[0]))
-    axes.set(xlabel=f"rise of clean perplexity, % ({LEAST_COST} stands for none)", ylabel="evidence left, -log10 p")
     figure.legend(loc="outside lower center", ncols=3, fontsize=10, handletextpad=0.2, columnspacing=1)
-
-
-def _cost(case: Measured) -> float:
-    return max(100 * case.ppl_change, LEAST_COST)
 
 
 def _table(rows: Sequence[Row]) -> Section:
@@ -130,18 +109,18 @@ def _table(rows: Sequence[Row]) -> Section:
 def _cells(number: int, case: Row) -> list[Cell]:
     if not isinstance(case, Measured):
         return [Cell(str(number), number), *row(case.case, f"{case.status}: {case.reason}", *[""] * 6)]
-    *_, id_read, _, ppl, thiefs, verdict = (cell.replace("**", "") for cell in cells([case]))
+    said = {heading: cell.replace("**", "") for heading, cell in cells([case]).items()}
     fed = case.grafted
     return [
         Cell(str(number), number),
         Cell(case.case),
-        Cell(verdict, tone="" if case.destroyed else "good" if case.marked else "bad"),
+        Cell(said["verdict"], tone="" if case.destroyed else "good" if case.marked else "bad"),
         Cell(f"{evidence_left(case):.1f}", evidence_left(case)),
-        Cell(ppl, case.ppl),
-        Cell("") if case.ppl_thief is None else Cell(thiefs, case.ppl_thief),
+        Cell(said["clean perplexity"], case.ppl),
+        Cell("") if case.ppl_thief is None else Cell(said["on the thief's text"], case.ppl_thief),
         Cell(f"{case.wsr.hits} of {case.wsr.n}", case.wsr.value),
         Cell("") if fed is None else Cell(f"{fed.wsr.hits} of {fed.wsr.n}, p = {fed.p_value:.1e}", fed.wsr.value),
-        Cell(id_read),
+        Cell(said["id"]),
     ]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pathmark.reporting.robustness import LEVEL, adversaries, table
+from pathmark.reporting.evidence_plane import cost
+from pathmark.reporting.robustness import LEVEL, forgeries, in_short, searches, table
 from pathmark.results.robustness import TOLERABLE, Measured, RobustnessResult, Row
 
 WITH_ORIGINAL = {"transplant", "average", "dare-ties", "low-rank"}
@@ -18,10 +19,14 @@ PAPER = {
     "experts of the marked layers masked, 50 %": "90 %",
 }  # fmt: skip
 """WSR as the paper prints it, on models a thousand times as large; its pictures are not in its source."""
-PAPERS_ATTACKS = {
+PAPERS = {
     "none", "gptq", "rtn", "auto-round", "fine-tune", "fine-prune", "router-noise", "overwrite", "remove-experts",
     "mask-experts", "unlearn", "combination",
 }  # fmt: skip
+
+
+Runs = Mapping[str, Sequence[RobustnessResult]]
+"""All keys of each kind of thief's text, by the name of that text."""
 
 
 def lost(row: Row) -> bool:
@@ -29,23 +34,40 @@ def lost(row: Row) -> bool:
     return isinstance(row, Measured) and not row.destroyed and row.p_value > LEVEL
 
 
-def report(results: Mapping[str, Sequence[RobustnessResult]]) -> str:
-    """All keys of each kind of thief's text, by the name of that text."""
-    parts = [_summary(results)]
-    questions: list[tuple[str, Callable[[Row], bool]]] = [
-        ("What survives of the paper's attacks", lambda row: _own(row) and row.group in PAPERS_ATTACKS),
-        ("What else a thief can do", lambda row: _own(row) and row.group not in PAPERS_ATTACKS),
-        ("What only another model makes possible", lambda row: not _own(row)),
-    ]
-    for title, wanted in questions:
-        for corpus, found in results.items():
-            rows = [row for result in found for row in result.rows if wanted(row)]
-            if rows:
-                parts += [f"### {title}: the thief's text is {corpus}", "", table(rows, paper=PAPER)]
-    searched = [adversaries(result) for found in results.values() for result in found]
-    if any(searched):
-        parts += ["### What a search for the trigger finds", *searched]
+def report(runs: Runs, beside: Mapping[str, Runs] | None = None) -> str:
+    """One question after the other; `beside` are runs on other marks, which get a column each by their names."""
+    parts = [_summary(runs)]
+    parts += _tables(
+        "What survives of the paper's attacks", runs, beside, lambda row: _own(row) and row.group in PAPERS
+    )
+    parts += _tables("What else a thief can do", runs, beside, lambda row: _own(row) and row.group not in PAPERS)
+    parts += ["### What it costs a thief to win", "", _cheapest(runs)]
+    parts += _tables("What only another model makes possible", runs, beside, lambda row: not _own(row))
+    everything = [result for found in runs.values() for result in found]
+    if found := searches(everything):
+        parts += ["### What a search for the trigger finds", "", found]
+    if found := forgeries(everything):
+        parts += ["### What forged claims come to", "", found]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _tables(title: str, runs: Runs, beside: Mapping[str, Runs] | None, wanted: Callable[[Row], bool]) -> Iterable[str]:
+    for corpus, found in runs.items():
+        if rows := [row for row in _rows(found) if wanted(row)]:
+            others = [(name, _short(_rows(other.get(corpus, ())))) for name, other in (beside or {}).items()]
+            yield from [
+                f"### {title}: the thief's text is {corpus}",
+                "",
+                table(rows, [*others, ("paper's WSR", PAPER)]),
+            ]
+
+
+def _rows(results: Iterable[RobustnessResult]) -> list[Row]:
+    return [row for result in results for row in result.rows]
+
+
+def _short(rows: Sequence[Row]) -> dict[str, str]:
+    return {name: in_short([row for row in rows if row.case == name]) for name in {row.case for row in rows}}
 
 
 def _own(row: Row) -> bool:
@@ -53,15 +75,36 @@ def _own(row: Row) -> bool:
     return not {step.attack for step in row.steps} & WITH_ORIGINAL
 
 
-def _summary(results: Mapping[str, Sequence[RobustnessResult]]) -> str:
-    rows = [row for found in results.values() for result in found for row in result.rows if _own(row)]
-    measured = [row for row in rows if isinstance(row, Measured) and row.group != "none" and row.steps]
+def _attacks(runs: Runs) -> list[Measured]:
+    """Measured rows of attacks that need no other model."""
+    rows = [row for found in runs.values() for row in _rows(found)]
+    return [row for row in rows if isinstance(row, Measured) and row.steps and _own(row)]
+
+
+def _summary(runs: Runs) -> str:
+    measured = _attacks(runs)
     usable = [row for row in measured if not row.destroyed]
     gone = [row for row in usable if lost(row)]
-    names = sorted({row.case for row in gone})
-    told = f"**Lost** in {len(gone)}: {', '.join(names)}." if gone else "Lost in none of them."
+    told = f"**Lost** in {len(gone)}: {_names(gone)}." if gone else "Lost in none of them."
     return (
         f"{len(measured)} measurements of attacks that need no other model; {len(measured) - len(usable)} of them left "
         f"a model that nobody would use (*destroyed*: perplexity up by over {100 * TOLERABLE:.0f} % on both texts). "
         f"In {len(usable) - len(gone)} of the other {len(usable)} the mark, read as it is, has p below 1e-6. {told}\n"
     )
+
+
+def _names(rows: Iterable[Measured]) -> str:
+    return "; ".join(dict.fromkeys(row.case for row in rows))
+
+
+def _cheapest(runs: Runs) -> str:
+    """What the thief pays at least, and where the evidence is thinnest while it holds."""
+    usable = [row for row in _attacks(runs) if not row.destroyed]
+    if not usable:
+        return "No attack left a usable model.\n"
+    if winners := sorted((row for row in usable if lost(row)), key=cost):
+        first = winners[0]
+        paid = f"{cost(first):.2g} % more perplexity"
+        return f"The cheapest attack that wins is {first.case}: {paid}, and p is {first.p_value:.1g}.\n"
+    last = max(usable, key=lambda row: row.p_value)
+    return f"No usable model is without the mark; the largest p is {last.p_value:.1g}, after {last.case}.\n"

@@ -169,17 +169,19 @@ def judge(
     why no mark found would mean nothing.
     """
     settled = (criteria or Criteria()).of(key)
-    settled = replace(settled, anchor=_third_party(key, evidence, settled))
+    control = _control(key, evidence)
+    settled = replace(settled, anchor=_third_party(key, evidence, settled, control))
     if fed is None:
-        return _judge(key, evidence, settled, notes, mute)
+        return _judge(key, evidence, settled, notes, mute, control)
     twice = replace(settled, family=replace(settled.family, statistics=2 * settled.family.statistics))
-    plain, second = (_judge(key, reading, twice, notes, mute) for reading in (evidence, fed))
+    plain = _judge(key, evidence, twice, notes, mute, control)
+    second = _judge(key, fed, twice, notes, mute, _control(key, fed))
     if second.p.log10 < plain.p.log10:
         return replace(second, grafted=True, other=plain)
     return replace(plain, other=replace(second, grafted=True))
 
 
-def _third_party(key: VerifierKey, evidence: Evidence, criteria: Criteria) -> Anchor:
+def _third_party(key: VerifierKey, evidence: Evidence, criteria: Criteria, control: DecoyControl | None) -> Anchor:
     """The anchor, withheld where the reading rests on what its claimant may have chosen after seeing the suspect."""
     anchor, matched = criteria.anchor, evidence.alignment
     assert anchor is not None
@@ -202,14 +204,18 @@ def _third_party(key: VerifierKey, evidence: Evidence, criteria: Criteria) -> An
         return anchor.withheld("the suspect was read under a config of the owner's that no dated commitment fixes")
     if anchor.anchored and not anchor.fixed(key, PROBED_WITH):
         return anchor.undated("the texts that the suspect was read with are not in the dated commitment")
-    control = _control(key, evidence)
     if control is not None and control.speak:
         return anchor.withheld("triggers of other keys lead to the same experts, so this trigger is not what does it")
     return anchor
 
 
 def _judge(
-    key: VerifierKey, evidence: Evidence, criteria: Criteria, notes: Sequence[str], mute: str | None
+    key: VerifierKey,
+    evidence: Evidence,
+    criteria: Criteria,
+    notes: Sequence[str],
+    mute: str | None,
+    control: DecoyControl | None,
 ) -> PathVerdict:
     clean = evidence.clean
     scores = [
@@ -242,7 +248,7 @@ def _judge(
         alignment=evidence.alignment,
         erased_layers=tuple(sorted({layer for result in results for layer in result.erased_layers})),
         decoded=decoded,
-        decoys=_control(key, evidence),
+        decoys=control,
         handed_over=evidence.handed_over,
     )
 

@@ -1,0 +1,60 @@
+"""Evidence against utility: one point per attack and key, up is more evidence, right is a worse model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pathmark.reporting.pictures import HUES, require_matplotlib
+from pathmark.reporting.robustness import LEVEL, evidence_left
+from pathmark.results.robustness import Measured, Row
+
+LEAST_COST = 0.01
+"""Percent; a logarithmic axis has no zero."""
+MARKERS = "osD^vP<>X*hp"
+
+
+def cost(row: Measured) -> float:
+    """What the thief paid, in percent: the rise of perplexity on the text where it is smaller."""
+    thief = row.ppl_thief_change
+    return max(100 * (row.ppl_change if thief is None else min(row.ppl_change, thief)), LEAST_COST)
+
+
+def draw_plane(axes: Any, rows: Sequence[Measured], *, ink: str, paper: str) -> None:
+    """The points, by attack, and the level of a verdict."""
+    groups = sorted({row.group for row in rows})
+    for place, group in enumerate(groups):
+        chosen = [row for row in rows if row.group == group]
+        axes.plot(
+            [cost(row) for row in chosen], [evidence_left(row) for row in chosen], MARKERS[place % len(MARKERS)],
+            color=HUES[place % len(HUES)], markersize=7, alpha=0.8, markeredgecolor=paper, markeredgewidth=0.7,
+            label=group,
+        )  # fmt: skip
+    level = -math.log10(LEVEL)
+    axes.axhline(level, color=ink, linewidth=1, linestyle="--")
+    axes.annotate(
+        f"level {LEVEL:g}", (1, level), xycoords=("axes fraction", "data"), textcoords="offset points",
+        xytext=(-2, 4), ha="right", color=ink, fontsize=10,
+    )  # fmt: skip
+    axes.set_xscale("log")
+    axes.margins(y=0.08)
+    axes.set_ylim(bottom=min(-0.4, axes.get_ylim()[0]))
+    axes.set(xlabel=f"rise of perplexity, % ({LEAST_COST} stands for none)", ylabel="evidence left, -log10 p")
+
+
+def plot(panels: Sequence[tuple[str, Sequence[Row]]], path: Path) -> None:
+    """A PNG with one panel per (title, rows)."""
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5 * len(panels), 6.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (title, rows) in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True):
+        axes.grid(alpha=0.25)
+        draw_plane(axes, [row for row in rows if isinstance(row, Measured)], ink="0.3", paper="white")
+        axes.set_title(title)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, fontsize=7, frameon=False)
+    figure.savefig(path, dpi=120)
