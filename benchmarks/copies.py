@@ -20,16 +20,13 @@ import torch
 from transformers import PreTrainedModel
 
 import pathmark
-from marked import PASSPHRASE
-from pathmark import __version__
+from marked import PASSPHRASE, bundled_header
 from pathmark.embedding import default_config
 from pathmark.keys import Registry, load_key
-from pathmark.models import bundled_folder, bundled_probes, bundled_segments, load_model, perplexity
-from pathmark.models.checkpoint import base_digest
+from pathmark.models import load_model, perplexity
 from pathmark.models.loading import use_fast_experts
 from pathmark.release.copies import FURTHER
 from pathmark.results import Header, read_result, write_result
-from pathmark.results.header import texts_digest
 from pathmark.verification import record_evidence
 from pathmark.verification.paths.alignment import profile_texts
 from pathmark.verification.paths.tracing import trace_copy
@@ -113,23 +110,6 @@ WAYS = (
 )  # fmt: skip
 
 
-def header(key: pathmark.OwnerKey, licensees: int) -> Header:
-    """What is measured: a mixture is refused."""
-    return Header(
-        format=FORMAT,
-        version=VERSION,
-        package=__version__,
-        torch=torch.__version__,
-        model_sha256=None,
-        original_sha256=base_digest(bundled_folder("bundled:tiny")),
-        texts_sha256={"training": texts_digest(bundled_segments()), "probes": texts_digest(bundled_probes())},
-        key=key.fingerprint,
-        seed=default_config().loop.seed,
-        n_probes=N_PROBES,
-        settings={"config": repr(default_config()), "licensees": licensees, "further": FURTHER},
-    )
-
-
 def make(work: Path, licensees: int) -> CopiesResult:
     """A key, one copy, and a copy for everybody; what is there is not repeated."""
     made = work / "copies.json"
@@ -143,8 +123,9 @@ def make(work: Path, licensees: int) -> CopiesResult:
     copies = pathmark.embed_all(
         "bundled:tiny", work / "owner.key", work / "licensees.db", work / "copies", passphrase=PASSPHRASE
     )
+    settings = {"config": repr(default_config()), "licensees": licensees, "further": FURTHER}
     result = CopiesResult(
-        header=header(key, licensees),
+        header=bundled_header(FORMAT, VERSION, key=key.fingerprint, n_probes=N_PROBES, settings=settings),
         one_seconds=one.marked.seconds,
         all_seconds=copies.seconds,
         checks=tuple(json.loads(json.dumps(copy.summary())) for copy in copies.made.values()),

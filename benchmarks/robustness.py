@@ -21,22 +21,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from marked import PASSPHRASE
+from marked import PASSPHRASE, bundled_header
 from marked import mark as mark_folder
-from pathmark import __version__
 from pathmark.embedding import RepliesConfig
 from pathmark.evaluate.suites import SUITES
 from pathmark.keys import Registry, load_key
-from pathmark.models import bundled_folder, bundled_probes, bundled_segments
-from pathmark.models.checkpoint import base_digest
+from pathmark.models import bundled_segments
 from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.reporting.evidence_plane import plot
 from pathmark.reporting.robustness_report import report
-from pathmark.results import Header, RobustnessResult, pooled, read_robustness
-from pathmark.results.header import texts_digest
+from pathmark.results import RobustnessResult, pooled, read_robustness
 from pathmark.results.schema import to_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -68,9 +63,9 @@ class Measured:
 TABLES = {
     "anchored": Measured("The default embedding", "anchored"),
     "black-box": Measured("The default embedding with its black-box marks", "anchored", model="marked", trials=50),
-    "paper-router-attention": Measured(
-        "The paper's objective (routers and attention, trigger @@@@@@@@)",
-        "paper-router-attention",
+    "paper": Measured(
+        "The paper's objective",
+        "paper",
         trigger="@@@@@@@@",
     ),
 }
@@ -96,19 +91,10 @@ def mark(name: str, number: int, work: Path) -> None:
 def keep_replies(folder: Path, number: int) -> None:
     """What the second phase did to one model, under a header that names it."""
     summary = json.loads((folder / "marked.json").read_text())
-    header = Header(
-        format="pathmark-replies",
-        version=1,
-        package=__version__,
-        torch=torch.__version__,
-        model_sha256=base_digest(folder / "marked"),
-        original_sha256=base_digest(bundled_folder("bundled:tiny")),
-        texts_sha256={"training": texts_digest(bundled_segments()), "probes": texts_digest(bundled_probes())},
-        key=load_key(folder / "owner.key", PASSPHRASE).fingerprint,
-        seed=RepliesConfig().loop.seed,
-        n_probes=summary["n_probes"],
-        settings={"replies": repr(RepliesConfig())},
-    )
+    header = bundled_header(
+        "pathmark-replies", 1, key=load_key(folder / "owner.key", PASSPHRASE).fingerprint, model=folder / "marked",
+        n_probes=summary["n_probes"], settings={"replies": repr(RepliesConfig())},
+    )  # fmt: skip
     found = {"header": to_json(header), **summary}
     (RESULTS / f"replies-{number}.json").write_text(json.dumps(found, indent=1) + "\n")
 
