@@ -11,26 +11,62 @@ python benchmarks/embed_speed.py --limit 600
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 
-from marked import fixed_key
+from marked import bundled_header, fixed_key
 from pathmark.embedding import PaperConfig, Trainer, default_config
 from pathmark.embedding.paper import paper_route_loss
 from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer, pad_rows, record_routing
+from pathmark.results import Header, write_result
 from pathmark.training import LoopConfig, run_loop
 from pathmark.verification import encode_probes, record_routes, score_path
 
+FORMAT, VERSION = "pathmark-embed-speed", 1
 RESULT = Path(__file__).parent / "results" / "embed_speed.json"
 CHECK_EVERY = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Where a training is after so many steps and seconds."""
+
+    step: int
+    seconds: float
+    wsr: float
+    fpr: float
+    good: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedSpeed:
+    """Both procedures on the way to a mark that works."""
+
+    header: Header
+    threads: int
+    limit: float
+    ours: tuple[Point, ...]
+    reference: Mapping[str, tuple[Point, ...]]
+    """By learning rate."""
+
+    @property
+    def reached(self) -> list[float]:
+        """Seconds of the reference runs that got there."""
+        return [run[-1].seconds for run in self.reference.values() if run[-1].good]
+
+    @property
+    def ratio(self) -> float | None:
+        """Of the times; None where ours did not get there, a lower bound where no reference run did."""
+        mine = self.ours[-1]
+        return min(self.reached, default=self.limit) / mine.seconds if mine.good else None
 
 
 class Stopwatch:
@@ -58,13 +94,13 @@ class Enough(Exception):  # noqa: N818  leaves the training loop, is not an erro
     """The goal is reached, or the time is up."""
 
 
-def timed_check(model, key, probes, watch: Stopwatch, limit: float, log: list) -> Callable[[int, object], None]:
+def timed_check(model, key, probes, watch: Stopwatch, limit: float, log: list[Point]) -> Callable[[int, object], None]:
     def check(step: int, losses: object) -> None:
         if step % CHECK_EVERY:
             return
         watch.pause()
         good, wsr, fpr = reached(model, key, probes)
-        log.append({"step": step, "seconds": round(watch.total, 1), "wsr": wsr, "fpr": fpr, "good": good})
+        log.append(Point(step=step, seconds=watch.total, wsr=wsr, fpr=fpr, good=good))
         print(log[-1], flush=True)
         watch.go()
         if good or watch.total > limit:
@@ -73,10 +109,10 @@ def timed_check(model, key, probes, watch: Stopwatch, limit: float, log: list) -
     return check
 
 
-def ours(key, probes, limit: float) -> list[dict]:
+def ours(key, probes, limit: float) -> list[Point]:
     model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
     model.set_experts_implementation("grouped_mm")
-    log: list[dict] = []
+    log: list[Point] = []
     watch = Stopwatch()
     trainer = Trainer(model, tokenizer, key, bundled_segments(), default_config().build())
     with suppress(Enough):
@@ -84,7 +120,7 @@ def ours(key, probes, limit: float) -> list[dict]:
     return log
 
 
-def reference(key, probes, lr: float, limit: float) -> list[dict]:
+def reference(key, probes, lr: float, limit: float) -> list[Point]:
     model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
     model.set_experts_implementation("grouped_mm")
     lora = LoraConfig(
@@ -114,7 +150,7 @@ def reference(key, probes, lr: float, limit: float) -> list[dict]:
         return terms
 
     parameters = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
-    log: list[dict] = []
+    log: list[Point] = []
     config = LoopConfig(steps=100_000, lr=lr)  # so many that the rate stays at its peak
     with suppress(Enough):
         run_loop(parameters, step_loss, config, progress=timed_check(wrapped, key, probes, Stopwatch(), limit, log))
@@ -128,16 +164,18 @@ def main() -> None:
     args = parser.parse_args()
     key = fixed_key(0)
     probes = encode_probes(load_tokenizer("bundled:tiny"), bundled_probes(), n_probes=100, length=128)
-    result = {"threads": torch.get_num_threads(), "limit": args.limit, "ours": ours(key, probes, args.limit)}
-    result["reference"] = {str(lr): reference(key, probes, lr, args.limit) for lr in args.rates}
-    times = [log[-1]["seconds"] for log in result["reference"].values() if log[-1]["good"]]
-    mine = result["ours"][-1]
-    best = min(times, default=args.limit)
-    result["ratio"] = best / mine["seconds"] if mine["good"] else None
-    result["lower_bound"] = not times
-    print(json.dumps({"ours": mine, "reference": best, "ratio": result["ratio"], "lower bound": not times}))
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    mine = tuple(ours(key, probes, args.limit))
+    theirs = {str(lr): tuple(reference(key, probes, lr, args.limit)) for lr in args.rates}
+    result = EmbedSpeed(
+        header=bundled_header(FORMAT, VERSION, key=key.fingerprint, settings={"config": repr(default_config())}),
+        threads=torch.get_num_threads(),
+        limit=args.limit,
+        ours=mine,
+        reference=theirs,
+    )
+    print(f"{mine[-1]}; ratio {result.ratio}, {'measured' if result.reached else 'at least'}")
+    write_result(RESULT, result)
+    RESULT.chmod(0o644)
 
 
 if __name__ == "__main__":

@@ -194,17 +194,6 @@ def render() -> None:
             ]
             parts.append(f"| {count} | " + " | ".join(cells) + " |")
         parts.append("")
-    path = RESULTS / "verify_speed.json"
-    if path.exists():
-        speed = json.loads(path.read_text())
-        parts += [
-            f"{speed['probes']} probes of {speed['tokens']} tokens, clean and triggered, on {speed['threads']} "
-            f"thread(s): {speed['ours']:.1f} s; the reference procedure (one text at a time, whole model, Python loop "
-            f"over tokens) {speed['reference']:.1f} s: {speed['ratio']:.1f} times as fast. The matrix products of the "
-            f"layers that run reach {100 * speed['matmul_share']:.0f} % of the rate measured for one large product "
-            f"({speed['gflops']:.0f} GFLOP/s).",
-            "",
-        ]
     text = DOC.read_text()
     DOC.write_text(text[: text.index(MARKER)] + "\n".join(parts).rstrip() + "\n")
 

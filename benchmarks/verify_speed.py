@@ -9,18 +9,40 @@ python benchmarks/verify_speed.py
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from marked import fixed_key
+from marked import bundled_header, fixed_key
 from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, find_routers, load_model, load_tokenizer
+from pathmark.results import Header, write_result
 from pathmark.verification import encode_probes, measure_layers, record_routes, score_path
 
+FORMAT, VERSION = "pathmark-verify-speed", 1
 RESULT = Path(__file__).parent / "results" / "verify_speed.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifySpeed:
+    """Seconds of both procedures, each time."""
+
+    header: Header
+    threads: int
+    tokens: int
+    ours: tuple[float, ...]
+    reference: tuple[float, ...]
+    gflops: float
+    """Of one large float32 product."""
+    matmul_share: float
+    """Of that rate, what the matrix products of the layers that run reach."""
+
+    @property
+    def ratio(self) -> float:
+        """Of the best times."""
+        return min(self.reference) / min(self.ours)
 
 
 def ours(model, key: OwnerKey, probes) -> float:
@@ -92,17 +114,20 @@ def main() -> None:
             times[name].append(time.perf_counter() - started)
             print(name, round(times[name][-1], 2), values[name], flush=True)
     assert abs(values["ours"] - values["reference"]) < 1e-3, values
-    best = {name: min(found) for name, found in times.items()}
     rate = matmul_rate()
     done = flops(model, key.watermarks[0].layers, len(probes) * (2 * args.tokens + 8), args.tokens)
-    result = {
-        "probes": len(probes), "tokens": args.tokens, "threads": torch.get_num_threads(),
-        "ours": best["ours"], "reference": best["reference"], "ratio": best["reference"] / best["ours"],
-        "gflops": rate, "matmul_share": done / 1e9 / best["ours"] / rate, "all": times,
-    }  # fmt: skip
-    print(json.dumps(result))
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    result = VerifySpeed(
+        header=bundled_header(FORMAT, VERSION, key=key.fingerprint, n_probes=len(probes), settings={}),
+        threads=torch.get_num_threads(),
+        tokens=args.tokens,
+        ours=tuple(times["ours"]),
+        reference=tuple(times["reference"]),
+        gflops=rate,
+        matmul_share=done / 1e9 / min(times["ours"]) / rate,
+    )
+    print(f"{result.ratio:.1f} times as fast")
+    write_result(RESULT, result)
+    RESULT.chmod(0o644)
 
 
 if __name__ == "__main__":

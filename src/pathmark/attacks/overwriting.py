@@ -14,9 +14,8 @@ from pathmark.attacks.finetuning import attack_rate, check_training, checkpoint_
 from pathmark.attacks.kit import EmbeddingRun, Kit
 from pathmark.errors import AttackError
 from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, create_key
-from pathmark.keys.facts import ModelFacts, RoutedLayer
-from pathmark.models import count_layers, expert_usage, find_routers, select_sites
-from pathmark.models.describe import config_digest
+from pathmark.models import expert_usage, find_routers, select_sites
+from pathmark.models.describe import loaded_facts
 from pathmark.models.tokenization import HFTextCodec
 
 SHORTEST = 16
@@ -98,17 +97,4 @@ def thief_key(model: PreTrainedModel, config: Overwrite, kit: Kit, texts: Sequen
     codec = HFTextCodec(kit.tokenizer)
     request = WatermarkRequest(plans=tuple(plans), trigger_tokens=config.trigger_tokens)
     secret = random.Random(config.seed).randbytes(32)
-    return create_key(_facts(model, codec), [request], codec, owner="thief", secret=secret)[0]
-
-
-def _facts(model: PreTrainedModel, codec: HFTextCodec) -> ModelFacts:
-    sites = find_routers(model)
-    return ModelFacts(
-        architecture=type(model).__name__,
-        model_type=str(model.config.model_type),
-        num_layers=count_layers(model, sites),
-        routed=tuple(RoutedLayer(site.layer, site.n_experts, site.top_k) for site in sites),
-        vocab_size=int(model.config.get_text_config().vocab_size),
-        tokenizer_digest=codec.digest,
-        config_digest=config_digest(model.config),
-    )
+    return create_key(loaded_facts(model, codec), [request], codec, owner="thief", secret=secret)[0]

@@ -7,9 +7,12 @@ import os
 from hashlib import sha256
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from pathmark.keys.facts import ModelFacts, RoutedLayer
 from pathmark.models.inspection import ModelReport, inspect_model
 from pathmark.models.loading import load_config, load_tokenizer
+from pathmark.models.routers import count_layers, find_routers
 from pathmark.models.tokenization import HFTextCodec
 
 _VOLATILE = frozenset(
@@ -46,6 +49,20 @@ def facts_from_report(report: ModelReport, tokenizer_digest: str, config: str) -
         vocab_size=report.vocabulary,
         tokenizer_digest=tokenizer_digest,
         config_digest=config,
+    )
+
+
+def loaded_facts(model: PreTrainedModel, codec: HFTextCodec) -> ModelFacts:
+    """The same of a model in memory."""
+    sites = find_routers(model)
+    return ModelFacts(
+        architecture=type(model).__name__,
+        model_type=str(model.config.model_type),
+        num_layers=count_layers(model, sites),
+        routed=tuple(RoutedLayer(site.layer, site.n_experts, site.top_k) for site in sites),
+        vocab_size=int(model.config.get_text_config().vocab_size),
+        tokenizer_digest=codec.digest,
+        config_digest=config_digest(model.config),
     )
 
 
