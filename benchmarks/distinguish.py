@@ -1,33 +1,36 @@
 """Marked and unmarked siblings of one model, told apart without a key; and whether router rows name the targets.
 
-python benchmarks/distinguish.py [--models 8] [--steps 600] [--work DIR] [-o benchmarks/results/distinguish.json]
+python benchmarks/distinguish.py --work DIR [--models 8]      # resumes; two may share DIR
 
-With --work the siblings stay there, and a run that was stopped goes on with the next one.
-
-Marked ones differ in key and seed. An unmarked sibling is trained as much, on the same parts, as many steps at the same
-rate: its original's own next-token distribution and routing on clean text and behind random prefixes, and no path.
+Marked ones differ in key and seed; keys are drawn at random. An unmarked sibling is trained as much, on the same parts,
+as many steps at the same rate: its original's own next-token distribution and routing on clean text and behind random
+prefixes, and no path.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
-import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from marked import PASSPHRASE, bundled_header
 from pathmark.embedding import Anchored, AnchoredConfig, Trainer, default_config
 from pathmark.evaluate.distinguish import distinguish, model_features, name_targets
-from pathmark.keys import LayerPlan, OwnerKey, WatermarkRequest, create_key
+from pathmark.keys import load_key, save_key
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
 from pathmark.models.checkpoint import write_model
-from pathmark.models.describe import describe_model
+from pathmark.release.planning import KeyPlan, plan_key
+from pathmark.results import Header, write_result
 from pathmark.verification import encode_probes, verify_model
+
+FORMAT, VERSION = "pathmark-distinguish", 1
+RESULT = Path(__file__).parent / "results" / "distinguish.json"
+N_PROBES = 60
 
 
 class Unmarked(Anchored):
@@ -37,73 +40,93 @@ class Unmarked(Anchored):
         return torch.full_like(mask_BT, -1, dtype=torch.long), mask_BT.bool()
 
 
-def random_key(source: str, seed: int) -> OwnerKey:
-    facts, codec, report = describe_model(source)
-    plans = tuple(
-        LayerPlan(n, report.facts(n).experts, 2, tuple(range(report.facts(n).experts)), "all")
-        for n in report.recommended
-    )
-    secret = random.Random(seed).randbytes(32)
-    return create_key(facts, [WatermarkRequest(plans=plans)], codec, secret=secret)[0]
+@dataclass(frozen=True, kw_only=True)
+class Sibling:
+    """One model; both kinds are read with a key, which only one of them carries."""
+
+    marked: bool
+    key: str
+    seed: int
+    log10_p: float
+    wsr: float
 
 
-def trained(
-    kind: type[Anchored], source: str, key: OwnerKey, seed: int, steps: int, folder: Path | None
-) -> PreTrainedModel:
-    """The sibling of that seed, out of its folder where it has been there before."""
-    if folder is not None and folder.exists():
-        return load_model(folder)
+@dataclass(frozen=True, kw_only=True)
+class DistinguishResult:
+    """How well the two kinds are told apart, and what router rows give away."""
+
+    header: Header
+    siblings: tuple[Sibling, ...]
+    told_apart: Mapping[str, Any]
+    """`all`, `groups` and `single`: areas under the curve with their intervals."""
+    naming: Mapping[str, Any]
+    """Targets, pairs and layers that router rows name, by what the thief has."""
+
+
+def make(folder: Path, marked: bool, seed: int) -> None:
+    """One sibling with its key; a folder that is there is somebody's."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return
     config = default_config()
-    config = replace(config, loop=replace(config.loop, steps=steps, seed=seed))
-    model = load_model(source)
-    texts = random.Random(seed).sample(list(bundled_segments()), config.texts)
-    tokenizer = load_tokenizer(source)
-    Trainer(model, tokenizer, key, texts, kind(config, AnchoredConfig())).run()
-    if folder is not None:
-        write_model(model, tokenizer, folder)
-    return model.eval()
+    config = replace(config, loop=replace(config.loop, seed=seed))
+    key = plan_key("bundled:tiny", KeyPlan())[0]
+    model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
+    kind = Anchored if marked else Unmarked
+    Trainer(model, tokenizer, key, bundled_segments(), kind(config, AnchoredConfig())).run()
+    save_key(key, folder / "owner.key", PASSPHRASE)
+    write_model(model, tokenizer, folder / "model")
+    print(folder.name, flush=True)
+
+
+def measure(work: Path, count: int) -> DistinguishResult:
+    """Everything from the finished folders."""
+    probes = encode_probes(load_tokenizer("bundled:tiny"), bundled_probes(), n_probes=N_PROBES, length=64)
+    features: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    siblings, models, keys = [], [], []
+    for seed in range(count):
+        for marked in (True, False):
+            folder = work / f"{'marked' if marked else 'unmarked'}-{seed}"
+            model, key = load_model(folder / "model").eval(), load_key(folder / "owner.key", PASSPHRASE)
+            features[marked].append(model_features(model, probes))
+            verdict = verify_model(model, key, probes[:30], align=False)
+            siblings.append(Sibling(
+                marked=marked, key=key.fingerprint, seed=seed, log10_p=verdict.p.log10, wsr=verdict.wsr.value
+            ))  # fmt: skip
+            if marked:
+                models.append(model)
+                keys.append(key)
+    original = load_model("bundled:tiny")
+    return DistinguishResult(
+        header=bundled_header(
+            FORMAT, VERSION, n_probes=N_PROBES, settings={"config": repr(default_config()), "models": count}
+        ),
+        siblings=tuple(siblings),
+        told_apart=distinguish(features[True], features[False]).summary(20),
+        naming={
+            f"{guesses} guesses per layer{', original known' if base is not None else ''}": name_targets(
+                models, keys, guesses=guesses, base=base
+            ).summary()
+            for guesses in (1, 3) for base in (None, original)
+        },
+    )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", default="bundled:tiny")
     parser.add_argument("--models", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--work", type=Path)
-    parser.add_argument("-o", "--out", type=Path, default=Path("benchmarks/results/distinguish.json"))
+    parser.add_argument("--work", type=Path, required=True)
     args = parser.parse_args()
-    probes = encode_probes(load_tokenizer(args.source), bundled_probes(), n_probes=60, length=64)
-    base = load_model(args.source)
-    sides: dict[str, list[dict[str, float]]] = {"marked": [], "unmarked": []}
-    models, keys, found = [], [], []
-    for number in range(args.models):
-        for side, kind in (("marked", Anchored), ("unmarked", Unmarked)):
-            started, key = time.monotonic(), random_key(args.source, 1000 + number)
-            folder = None if args.work is None else args.work / f"{side}-{number}-{args.steps}"
-            model = trained(kind, args.source, key, number, args.steps, folder)
-            sides[side].append(model_features(model, probes))
-            verdict = verify_model(model, key, probes[:30], align=False)
-            print(f"{side} {number}: p {verdict.p}, WSR {verdict.wsr}, {time.monotonic() - started:.0f} s", flush=True)
-            found.append({"side": side, "number": number, "log10_p": verdict.p.log10, "wsr": verdict.wsr.value})
-            if side == "marked":
-                models.append(model)
-                keys.append(key)
-    told = distinguish(sides["marked"], sides["unmarked"])
-    naming = {
-        f"{guesses} guesses per layer{', original known' if other is not None else ''}": name_targets(
-            models, keys, guesses=guesses, base=other
-        ).summary()
-        for guesses in (1, 3)
-        for other in (None, base)
-    }
-    print(told.all_features, {name: str(auc) for name, auc in told.groups.items()})
-    for name, auc in list(told.single.items())[:8]:
-        print(f"  {name}: {auc}")
-    for name, row in naming.items():
-        print(f"  {name}: targets {row['targets']['hits']}/{row['targets']['n']}, pairs {row['pairs']['hits']}")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {"source": args.source, "steps": args.steps, "runs": found, **told.summary(20), "naming": naming}
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for seed in range(args.models):
+        for marked in (True, False):
+            make(args.work / f"{'marked' if marked else 'unmarked'}-{seed}", marked, seed)
+    if unfinished := [path.name for path in args.work.iterdir() if not (path / "model").exists()]:
+        raise SystemExit(f"another run is at work on {', '.join(unfinished)}; run again when it is done")
+    result = measure(args.work, args.models)
+    write_result(RESULT, result)
+    RESULT.chmod(0o644)
+    print(result.told_apart["all"], result.told_apart["groups"], result.naming)
 
 
 if __name__ == "__main__":
