@@ -217,8 +217,8 @@ def render() -> None:
         f"One random key, {len(result.checks)} licensees, {result.header.n_probes} texts: all copies together took "
         f"{result.all_seconds / result.one_seconds:.1f} times as long as one ({result.all_seconds / 60:.0f} and "
         f"{result.one_seconds / 60:.1f} minutes of CPU time). {fit} of {len(result.checks)} are fit for release (clean "
-        f"perplexity {min(clean):+.2f} to {max(clean):+.2f} %), {right} of {len(single)} are traced to their licensee. In "
-        f"{len(result.traced) - len(single)} mixtures somebody innocent was named {framed} times.",
+        f"perplexity {min(clean):+.2f} to {max(clean):+.2f} %), {right} of {len(single)} are traced to their licensee. "
+        f"In {len(result.traced) - len(single)} mixtures somebody innocent was named {framed} times.",
         "",
         "| mixture | of | p of those who mixed | smallest p of the innocent | clean perplexity | `pathmark trace` |",
         "|---|---|---|---|---|---|",

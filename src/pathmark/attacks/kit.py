@@ -34,6 +34,8 @@ class EmbeddingRun:
     seed: int
     epochs: int
     """Passes over the triggered rows."""
+    reckless: bool
+    """Without the care that an owner takes of clean text."""
     checkpoint: Path | None
     """Where an interrupted training goes on from."""
     progress: Progress

@@ -35,6 +35,10 @@ class Overwrite:
     same_targets: bool = option(
         False, "Ask for the owner's target experts behind the thief's trigger: the worst case, targets known."
     )
+    reckless: bool = option(
+        False,
+        "Without the care that an owner takes: every expert of the layers changes, and nothing holds weights back.",
+    )
     width: int = option(2, "Target experts per layer.")
     trigger_tokens: int = option(8, "Length of the thief's trigger.")
     lr_factor: float = option(1.0, "Learning rate as a multiple of the one that marks are embedded with.")
@@ -64,6 +68,7 @@ def overwrite(model: PreTrainedModel, config: Overwrite, kit: Kit) -> Attacked:
         lr=attack_rate(model, config.lr_factor),
         seed=config.seed,
         epochs=config.epochs,
+        reckless=config.reckless,
         checkpoint=checkpoint_of(kit, "overwriting", asdict(config), model),
         progress=kit.progress,
     )

@@ -102,9 +102,8 @@ def inject_and_unlearn(model: PreTrainedModel, config: InjectUnlearn, kit: Kit) 
     stolen = prepared(model)
     prefixes = []
     for number in range(config.triggers):
-        overwritten = overwrite(
-            model, Overwrite(epochs=config.epochs, samples=config.samples, seed=config.seed + number), kit
-        )
+        own = Overwrite(epochs=config.epochs, samples=config.samples, reckless=True, seed=config.seed + number)
+        overwritten = overwrite(model, own, kit)
         assert overwritten.key is not None
         model = overwritten.model
         prefixes.append(overwritten.key.watermarks[0].triggers[0].tokens)

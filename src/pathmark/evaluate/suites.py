@@ -96,6 +96,10 @@ PAPER: tuple[Case, ...] = (
     ),
     *(_case(f"router noise, sigma {sigma:g}", "router-noise", sigma=sigma) for sigma in (0.1, 0.25, 0.5, 1.0, 2.0)),
     *(_case(f"overwriting, {epochs} epochs", "overwrite", epochs / 2, epochs=epochs) for epochs in (1, 5, 10)),
+    *(
+        _case(f"reckless overwriting, {epochs} epochs", "overwrite", epochs / 2, epochs=epochs, reckless=True)
+        for epochs in (1, 5, 10)
+    ),
     _case("overwriting, 10 epochs, the paper's recipe", "overwrite", 5.0, epochs=10, objective="paper"),
     _case("overwriting, 10 epochs, same targets", "overwrite", 5.0, epochs=10, same_targets=True),
     *(_case(f"expert removal, {100 * share:.0f} %", "remove-experts", share=share) for share in (0.1, 0.3, 0.5)),

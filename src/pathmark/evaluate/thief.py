@@ -42,15 +42,13 @@ def make_kit(
 def thief_embedding(
     model: PreTrainedModel, tokenizer: Any, key: OwnerKey, texts: Sequence[str], how: EmbeddingRun
 ) -> int:
-    """This package's embedding as a thief uses it: the objective's settings, optimised without the owner's care."""
+    """This package's embedding as an owner uses it, or without the owner's care."""
     settings = default_config(cast(Literal["anchored", "paper"], how.objective))
-    settings = replace(
-        settings,
-        texts=len(texts),
-        # a thief need not spare the experts that are no targets
-        train="router+attention+experts" if "targets" in settings.train else settings.train,
-        loop=LoopConfig(steps=1, lr=how.lr, seed=how.seed, checkpoint_every=CHECKPOINT_EVERY),
-    )
+    loop = replace(settings.loop, lr=how.lr, seed=how.seed, checkpoint_every=CHECKPOINT_EVERY)
+    if how.reckless:
+        loop = LoopConfig(steps=1, lr=how.lr, seed=how.seed, checkpoint_every=CHECKPOINT_EVERY)
+        settings = replace(settings, train="router+attention+experts")
+    settings = replace(settings, texts=len(texts), loop=loop)
     return embed_key(
         model, tokenizer, key, texts, settings,
         epochs=how.epochs, checkpoint=how.checkpoint, resume=True, progress=how.progress,
