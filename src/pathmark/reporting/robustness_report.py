@@ -25,6 +25,26 @@ PAPERS = {
 }  # fmt: skip
 
 
+GONE = "Experts that carry the path are gone, and a layer without them has little to say."
+MORE_LAYERS = "Mark more layers (`keygen --layers`): the evidence adds up over those that are left."
+REASONS = {
+    "mask-experts": (GONE, MORE_LAYERS),
+    "remove-experts": (GONE, MORE_LAYERS),
+    "reap": (GONE, MORE_LAYERS),
+    "merge-experts": (GONE, MORE_LAYERS),
+    "drop-layers": ("Marked layers are gone.", MORE_LAYERS),
+    "overwrite": (
+        "The same layers were trained for another trigger, and nothing kept what they knew.",
+        "The thief's mark is younger: dated commitments settle whose it is (`pathmark commit`).",
+    ),
+    "unlearn": ("The thief knows the target experts and trains away from them.", "Keep the key's paths secret."),
+    "distill-routers": (
+        "New routers learnt what the old ones do on clean text, and never saw the trigger.",
+        "Teach reply marks too (`embed --black-box`): they do not hang on routers alone.",
+    ),
+}  # fmt: skip
+"""Attack -> why it can win, and what an owner can do."""
+OTHERWISE = ("The weights moved further than the mark reaches.", MORE_LAYERS)
 Runs = Mapping[str, Sequence[RobustnessResult]]
 """All keys of each kind of thief's text, by the name of that text."""
 
@@ -41,7 +61,7 @@ def report(runs: Runs, beside: Mapping[str, Runs] | None = None) -> str:
         "What survives of the paper's attacks", runs, beside, lambda row: _own(row) and row.group in PAPERS
     )
     parts += _tables("What else a thief can do", runs, beside, lambda row: _own(row) and row.group not in PAPERS)
-    parts += ["### What it costs a thief to win", "", _cheapest(runs)]
+    parts += ["### What it costs a thief to win", "", _cheapest(runs), *_winners(runs)]
     parts += _tables("What only another model makes possible", runs, beside, lambda row: not _own(row))
     everything = [result for found in runs.values() for result in found]
     if found := searches(everything):
@@ -108,3 +128,26 @@ def _cheapest(runs: Runs) -> str:
         return f"The cheapest attack that wins is {first.case}: {paid}, and p is {first.p_value:.1g}.\n"
     last = max(usable, key=lambda row: row.p_value)
     return f"No usable model is without the mark; the largest p is {last.p_value:.1g}, after {last.case}.\n"
+
+
+def _winners(runs: Runs) -> Iterable[str]:
+    """What wins without another model, and why; nothing where nothing does."""
+    found: dict[str, list[Measured]] = {}
+    for row in filter(lost, _attacks(runs)):
+        found.setdefault(row.case, []).append(row)
+    if not found:
+        return
+    asked = {row.case: 0 for row in _attacks(runs)}
+    for row in _attacks(runs):
+        asked[row.case] += not row.destroyed
+    yield from [
+        "### What wins, and why",
+        "",
+        "| attack | wins | largest p | why | what an owner can do |",
+        "|---|---|---|---|---|",
+    ]
+    for name, rows in found.items():
+        why, remedy = REASONS.get(rows[0].group, OTHERWISE)
+        largest = max(row.p_value for row in rows)
+        yield f"| {name} | {len(rows)} of {asked[name]} | {largest:.1e} | {why} | {remedy} |"
+    yield ""
