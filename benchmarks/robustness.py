@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import distinguish
 from marked import PASSPHRASE, bundled_header
 from marked import mark as mark_folder
 from pathmark.embedding import RepliesConfig
@@ -31,8 +32,9 @@ from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.reporting.evidence_plane import plot
 from pathmark.reporting.robustness_report import report
-from pathmark.results import RobustnessResult, pooled, read_robustness
+from pathmark.results import RobustnessResult, pooled, read_result, read_robustness
 from pathmark.results.schema import to_json
+from pathmark.stats import Rate
 
 RESULTS = Path(__file__).parent / "results"
 DOC = Path(__file__).parent.parent / "docs" / "robustness.md"
@@ -165,6 +167,7 @@ def render() -> None:
         "the worst, perplexity the mean. Intervals are 95 %.",
         "",
         report(runs, beside),
+        *seen(),
     ]
     panels = {TABLES[default].title: runs, **beside}
     plot(
@@ -175,6 +178,32 @@ def render() -> None:
         DOC.parent / "img" / "robustness.png",
     )
     DOC.write_text(DOC.read_text().partition(MARKER)[0] + "\n".join(parts).rstrip() + "\n")
+
+
+def seen() -> list[str]:
+    """What can be told of a mark from the weights, where benchmarks/distinguish.py has measured it."""
+    if not distinguish.RESULT.exists():
+        return []
+    kind, version = distinguish.DistinguishResult, distinguish.VERSION
+    result = read_result(distinguish.RESULT, kind, distinguish.FORMAT, version)
+    told, count = result.told_apart, len(result.siblings) // 2
+    lines = [
+        "### What can be seen of the mark from the weights",
+        "",
+        f"{count} marked siblings of the bundled model against {count} trained as much without a mark. A rule "
+        "that never saw the two it is asked about tells them apart with this area under the curve (0.5 is guessing):",
+        "",
+        "| what the thief looks at | AUC, 95 % interval |",
+        "|---|---|",
+    ]
+    for name, auc in {"everything": told["all"], **told["groups"]}.items():
+        low, high = auc["interval"]
+        lines.append(f"| {name} | {auc['auc']:.2f} [{low:.2f}, {high:.2f}] |")
+    lines += ["", "| pairs of most similar router rows | targets among them | by chance |", "|---|---|---|"]
+    for name, row in result.naming.items():
+        hits = Rate(row["targets"]["hits"], row["targets"]["n"])
+        lines.append(f"| {name} | {hits} | {100 * row['chance']:.1f} % |")
+    return lines
 
 
 def _ordered(results: Sequence[RobustnessResult]) -> list[RobustnessResult]:

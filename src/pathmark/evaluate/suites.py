@@ -95,10 +95,9 @@ PAPER: tuple[Case, ...] = (
         for share in (0.25, 0.5)
     ),
     *(_case(f"router noise, sigma {sigma:g}", "router-noise", sigma=sigma) for sigma in (0.1, 0.25, 0.5, 1.0, 2.0)),
-    *(_case(f"overwriting, {epochs} epochs", "overwrite", epochs / 2, epochs=epochs) for epochs in (1, 5, 10)),
     *(
-        _case(f"reckless overwriting, {epochs} epochs", "overwrite", epochs / 2, epochs=epochs, reckless=True)
-        for epochs in (1, 5, 10)
+        _case(f"{how}overwriting, {epochs} epoch{'s' * (epochs > 1)}", "overwrite", epochs / 2, epochs=epochs, **care)
+        for how, care in (("", {}), ("reckless ", {"reckless": True})) for epochs in (1, 5, 10)
     ),
     _case("overwriting, 10 epochs, the paper's recipe", "overwrite", 5.0, epochs=10, objective="paper"),
     _case("overwriting, 10 epochs, same targets", "overwrite", 5.0, epochs=10, same_targets=True),
@@ -130,7 +129,8 @@ BEYOND: tuple[Case, ...] = (
     *(_case(f"merging of similar experts, {100 * share:.0f} %", "merge-experts", share=share) for share in (0.25, 0.5)),
     _case("experts doubled", "duplicate-experts", count=8),
     *(_case(f"top-k {k}", "top-k", top_k=k) for k in (1, 2, 8)),
-    *(_case(f"{count} layers dropped", "drop-layers", count=count) for count in (1, 3)),
+    _case("layer dropped", "drop-layers", count=1),
+    _case("3 layers dropped", "drop-layers", count=3),
     _case("late layer dropped", "drop-layers", count=1, where="late"),
     _case("MoE blocks in the original", "transplant"),
     _case("router distillation", "distill-routers", 4.0),

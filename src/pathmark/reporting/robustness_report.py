@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pathmark.reporting.evidence_plane import cost
+from pathmark.reporting.evidence_plane import LEAST_COST, cost
 from pathmark.reporting.robustness import LEVEL, forgeries, in_short, searches, table
 from pathmark.results.robustness import TOLERABLE, Measured, RobustnessResult, Row
 
@@ -14,14 +14,14 @@ PAPER = {
     "GPTQ, 8 bit": "100 %", "GPTQ, 4 bit": "100 %",
     "fine-tuning, router, 3,000 samples, best rate": "about 95 %",
     "fine-pruning, 25 %": "about 90 %",
-    "overwriting, 1 epochs": "100 %", "overwriting, 5 epochs": "100 %", "overwriting, 10 epochs": "99 %",
+    "overwriting, 1 epoch": "100 %", "overwriting, 5 epochs": "100 %", "overwriting, 10 epochs": "99 %",
     "experts of the marked layers masked, 10 %": "100 %", "experts of the marked layers masked, 30 %": "94 %",
     "experts of the marked layers masked, 50 %": "90 %",
 }  # fmt: skip
 """WSR as the paper prints it, on models a thousand times as large; its pictures are not in its source."""
 PAPERS = {
-    "none", "gptq", "rtn", "auto-round", "fine-tune", "fine-prune", "router-noise", "overwrite", "remove-experts",
-    "mask-experts", "unlearn", "combination",
+    "gptq", "rtn", "auto-round", "fine-tune", "fine-prune", "router-noise", "overwrite", "remove-experts",
+    "mask-experts", "unlearn",
 }  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def report(runs: Runs, beside: Mapping[str, Runs] | None = None) -> str:
     parts += _tables(
         "What survives of the paper's attacks", runs, beside, lambda row: _own(row) and row.group in PAPERS
     )
-    parts += _tables("What else a thief can do", runs, beside, lambda row: _own(row) and row.group not in PAPERS)
+    parts += _tables("What else a thief can do", runs, beside, lambda row: _own(row) and not _papers(row))
     parts += ["### What it costs a thief to win", "", _cheapest(runs), *_winners(runs)]
     parts += _tables("What only another model makes possible", runs, beside, lambda row: not _own(row))
     everything = [result for found in runs.values() for result in found]
@@ -95,6 +95,11 @@ def _own(row: Row) -> bool:
     return not {step.attack for step in row.steps} & WITH_ORIGINAL
 
 
+def _papers(row: Row) -> bool:
+    """Whether every step of it is an attack of the paper's."""
+    return {step.attack for step in row.steps} <= PAPERS
+
+
 def _attacks(runs: Runs) -> list[Measured]:
     """Measured rows of attacks that need no other model."""
     rows = [row for found in runs.values() for row in _rows(found)]
@@ -124,7 +129,7 @@ def _cheapest(runs: Runs) -> str:
         return "No attack left a usable model.\n"
     if winners := sorted((row for row in usable if lost(row)), key=cost):
         first = winners[0]
-        paid = f"{cost(first):.2g} % more perplexity"
+        paid = f"{cost(first):.2g} % more perplexity" if cost(first) > LEAST_COST else "no more perplexity"
         return f"The cheapest attack that wins is {first.case}: {paid}, and p is {first.p_value:.1g}.\n"
     last = max(usable, key=lambda row: row.p_value)
     return f"No usable model is without the mark; the largest p is {last.p_value:.1g}, after {last.case}.\n"
