@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate-latency": ("pathmark.cli.simulate_latency", "Simulate what a mark costs where experts are spread."),
     "attack": ("pathmark.cli.attack", "Do to a model what a thief would do."),
     "robustness": ("pathmark.cli.robustness", "Measure what a suite of attacks leaves of a mark, and what it costs."),
+    "testbed": ("pathmark.cli.testbed", "Build a real language model with routers, to try everything on."),
     "report": ("pathmark.cli.report", "Make a page from a result."),
     "demo": ("pathmark.cli.demo", "Do the main job on the bundled model, in about four minutes."),
     "barcode": ("pathmark.cli.barcode", "Draw a key's path as a barcode, or read one from a picture."),
