@@ -23,7 +23,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"errors", "progress"},
     {"keys", "stats", "reach"},
-    {"results"},
+    {"results", "verdicts"},
     {"models"},
     {"training"},
     {"embedding", "verification", "attacks", "baselines"},
@@ -82,8 +82,8 @@ def test_the_direction_test_can_fail():
     assert forbidden("attacks", {"training", "models", "embedding"}) == {"embedding"}
 
 
-def test_keys_stats_and_results_know_no_framework():
-    files = [file for file in FILES if room_of(file) in ("keys", "stats", "results")]
+def test_keys_stats_results_and_verdicts_know_no_framework():
+    files = [file for file in FILES if room_of(file) in ("keys", "stats", "results", "verdicts")]
     known = {f.name: {name.split(".")[0] for name in imports(f)} & HEAVY for f in files}
     assert len(known) > 20
     assert not {file: heavy for file, heavy in known.items() if heavy}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
+
 
 class PathmarkError(Exception):
     """Base of every error that PathMark raises on purpose; the command line prints it as one line."""
@@ -64,3 +67,9 @@ class UnforeseenError(PathmarkError):
 
 class MissingLibraryError(PathmarkError, ImportError):
     """Something optional that is not installed; the message says what to install."""
+
+
+def instead(name: str, known: Sequence[str]) -> str:
+    """What a refusal of a name advises: the nearest one, or all."""
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"

@@ -9,13 +9,14 @@ import torch
 from attack_helpers import QUICK, Count, changed, routers, state
 
 from pathmark.attacks import finetuning
-from pathmark.attacks.finetuning import FineTune, TextBatches, fine_tune, language_loss
+from pathmark.attacks.finetuning import FineTune, fine_tune
 from pathmark.attacks.kit import Kit
 from pathmark.errors import AttackError
 from pathmark.models import (
     pad_rows,
     perplexity,
 )
+from pathmark.training.text import TextBatches, language_loss
 
 
 def test_an_epoch_sees_every_row_once_with_little_padding():

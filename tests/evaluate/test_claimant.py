@@ -13,7 +13,7 @@ from pathmark.evaluate.forgery import Victim
 from pathmark.keys import commit_key, open_claim, reveal_watermark
 from pathmark.models.describe import describe_model
 from pathmark.stats import LayerMeasurement, Rate
-from pathmark.verification.claims import openable
+from pathmark.verdicts.claims import openable
 
 ATTEMPTS = 1_000
 

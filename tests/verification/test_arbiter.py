@@ -142,9 +142,7 @@ def test_from_reveal_to_verdict_on_the_command_line(case, tmp_path, monkeypatch)
     assert undated.exit_code == 2
     assert "\nUndecided.\n" in undated.output
     assert "--suspect-published" in undated.output
-    monkeypatch.setattr(
-        "pathmark.verification.claims.existed_by", lambda *_: datetime.datetime(2026, 1, 1).astimezone()
-    )
+    monkeypatch.setattr("pathmark.verdicts.claims.existed_by", lambda *_: datetime.datetime(2026, 1, 1).astimezone())
     day = ("--suspect-published", "2026-02-01", "--timestamp-roots", authority.root)
     found = run(*asked, *day, "--json")
     assert found.exit_code == 0, found.output

@@ -91,7 +91,7 @@ def test_a_level_out_of_reach_is_undecided_and_says_why(case, evidence):
 
 
 def test_rooms_point_one_way():
-    """criteria, claims, verdict, decoys <- paths <- weights, recorded; blackbox has the core only."""
+    """decoys <- paths <- weights, recorded; blackbox has the core only."""
     allowed = {"paths": {"paths"}, "weights": {"paths", "weights"}, "recorded": {"paths", "recorded"}}
     allowed["blackbox"] = {"blackbox"}
     wrong = []

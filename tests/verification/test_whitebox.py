@@ -142,7 +142,7 @@ def test_what_a_third_party_reads(case, monkeypatch):
     assert not own_word.anchored
     assert "only what its owner says" in own_word.reason
     stamped = datetime.datetime(2026, 2, 1, 23, 59, tzinfo=datetime.UTC)  # what a trusted authority is taken to say
-    monkeypatch.setattr("pathmark.verification.claims.existed_by", lambda commitment, roots: stamped)
+    monkeypatch.setattr("pathmark.verdicts.claims.existed_by", lambda commitment, roots: stamped)
     anchored = judge_anchor(case.key, early, datetime.date(2026, 3, 1))
     assert "existed no later than 2026-02-01" in anchored.reason
     strict = judge(case.key, evidence, criteria=Criteria(anchor=anchored, strict=True))

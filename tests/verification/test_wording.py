@@ -14,9 +14,9 @@ from verify_helpers import dated
 
 from pathmark.models import load_model
 from pathmark.stats import Family, PValue, TraceResult
+from pathmark.verdicts.wording import GLOSSARY, Wording
 from pathmark.verification import Anchor, TracedCopy, judge, profile_texts, record_evidence
 from pathmark.verification.paths.judging import PathVerdict
-from pathmark.verification.wording import GLOSSARY, Wording
 
 GLOSSARY_PAGE = Path(__file__).parent.parent.parent / "docs" / "glossary.md"
 NEWSPAPER = 50

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
 from transformers import PreTrainedModel
 
 from pathmark.attacks.kit import Kit
-from pathmark.errors import AttackError
+from pathmark.errors import AttackError, instead
 from pathmark.keys import OwnerKey
 
 Origin = Literal["paper", "beyond"]
@@ -101,9 +100,3 @@ def only_model(function: Callable[[PreTrainedModel, C, Kit], PreTrainedModel]) -
         return Attacked(function(model, config, kit))
 
     return run
-
-
-def instead(name: str, known: Sequence[str]) -> str:
-    """What a refusal of a name advises: the nearest one, or all."""
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"

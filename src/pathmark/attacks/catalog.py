@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pathmark.attacks.attack import Attack, Need, instead, only_model
+from pathmark.attacks.attack import Attack, Need, only_model
 from pathmark.attacks.distillation import DistillRouters, distill_routers
 from pathmark.attacks.finetuning import FineTune, fine_tune
 from pathmark.attacks.mixing import Average, DareTies, LowRank, average, dare_ties, low_rank
@@ -45,7 +45,7 @@ from pathmark.attacks.surgery import (
 from pathmark.attacks.transplant import Transplant, transplant
 from pathmark.attacks.unlearning import Unlearn, unlearn
 from pathmark.attacks.vocabulary import ExtendVocabulary, PermuteVocabulary, extend_vocabulary, permute_vocabulary
-from pathmark.errors import AttackError
+from pathmark.errors import AttackError, instead
 
 TEXT: Need = "text"
 ORIGINAL: Need = "another model"

@@ -11,13 +11,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pathmark.attacks.attack import option
-from pathmark.attacks.finetuning import TextBatches, attack_rate, check_training, optimise, padding_of, prepared
+from pathmark.attacks.finetuning import attack_rate, check_training, optimise, padding_of, prepared
 from pathmark.attacks.kit import Kit
 from pathmark.errors import AttackError
 from pathmark.models import find_routers, select_sites
 from pathmark.models.parts import part_parameters
 from pathmark.models.upper import output_head
 from pathmark.training import LoopConfig, TeacherCache, linear_distillation
+from pathmark.training.text import TextBatches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from pathmark.attacks.attack import option
 from pathmark.attacks.blocks import MoeBlock, gated_mlps, moe_blocks
 from pathmark.attacks.finetuning import (
     TextTraining,
-    all_parameters,
     check_training,
     padding_of,
     prepared,
@@ -29,6 +28,7 @@ from pathmark.attacks.kit import Kit
 from pathmark.models import device_of, pad_rows
 from pathmark.models.upper import body
 from pathmark.progress import Progress
+from pathmark.training.text import all_parameters
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,8 @@ from transformers import PreTrainedModel
 
 from pathmark.attacks.attack import option
 from pathmark.attacks.finetuning import (
-    TextBatches,
     attack_rate,
     check_training,
-    next_token_loss,
     optimise,
     padding_of,
     prepared,
@@ -30,6 +28,7 @@ from pathmark.models.parts import part_parameters
 from pathmark.models.tokenization import ordinary_tokens
 from pathmark.training import LoopConfig, TeacherCache
 from pathmark.training.losses import EPSILON, align_loss, paper_target
+from pathmark.training.text import TextBatches, next_token_loss
 
 
 @dataclass(frozen=True, kw_only=True)

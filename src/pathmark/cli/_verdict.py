@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pathmark.front_door.verify import Verification
+    from pathmark.verdicts.wording import Wording
     from pathmark.verification import PathVerdict
-    from pathmark.verification.wording import Wording
 
 
 def finish(found: Verification, options: dict[str, Any], as_json: bool) -> None:
@@ -51,7 +51,7 @@ def render_words(said: Wording, console: Console) -> None:
     """The first screen, and headings over what follows."""
     from rich.markup import escape
 
-    from pathmark.verification.wording import FIGURES, FOUND, WEAKENERS
+    from pathmark.verdicts.wording import FIGURES, FOUND, WEAKENERS
 
     console.print(f"[bold {'green' if said.headline == FOUND else 'yellow'}]{said.headline}[/]")
     for line in said.sentences:

@@ -22,8 +22,8 @@ from pathmark.evaluate.forgery import Victim, concentration, subsets_SK
 from pathmark.keys import OwnerKey, commit_key, open_claim, reveal_watermark
 from pathmark.keys.key import MAX_WATERMARKS
 from pathmark.stats import LayerMeasurement, NullDistribution, Rate
+from pathmark.verdicts.claims import openable, undated
 from pathmark.verification import Anchor
-from pathmark.verification.claims import openable, undated
 
 LEVELS = (1e-1, 1e-2, 1e-3, 1e-4)
 LAYERS, WIDTH = 4, 2

@@ -17,8 +17,8 @@ from pathmark.errors import KeyFileError
 from pathmark.keys import ClaimedKey, Commitment, open_claim
 from pathmark.keys.canonical import Document
 from pathmark.stats import Family, PValue
+from pathmark.verdicts.claims import dated, openable, undated
 from pathmark.verification import Anchor, Criteria, verify_model
-from pathmark.verification.claims import dated, openable, undated
 
 SIGNIFICANCE = Criteria.significance
 

@@ -34,10 +34,10 @@ from pathmark.keys import (
 from pathmark.keys.rederive import underivable
 from pathmark.models.sketches import RoutingProfile, pack_arrays, pack_profiles
 from pathmark.stats import PValue
+from pathmark.verdicts.claims import openable, undated
 from pathmark.verification import AskConfig, Criteria, Evidence, Verdict, judge, record_evidence, verify_api
 from pathmark.verification.blackbox.replies import Failure, Reply
 from pathmark.verification.blackbox.trials import Endpoint, Query
-from pathmark.verification.claims import openable, undated
 from pathmark.verification.paths.routes import Routes
 
 WATERMARKS, COMMITMENTS, CHOSEN_TEXTS = 16, 50, 200

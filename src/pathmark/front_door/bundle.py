@@ -47,8 +47,8 @@ from pathmark.results.evidence import (
     claim_name,
 )
 from pathmark.results.evidence_check import listed
+from pathmark.verdicts.wording import Wording
 from pathmark.verification import Examined, disclose
-from pathmark.verification.wording import Wording
 
 LIBRARIES: Final = ("pathmark", "torch", "transformers", "tokenizers", "safetensors", "numpy", "cryptography")
 

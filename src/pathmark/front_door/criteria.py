@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from pathmark.keys import ClaimedKey, Commitment, VerifierKey, load_commitment
 from pathmark.keys.timestamps import load_trusted
+from pathmark.verdicts.claims import openable
 from pathmark.verification import Criteria, judge_anchor
-from pathmark.verification.claims import openable
 
 CommitmentLike = Commitment | str | os.PathLike[str]
 """A commitment, or the file that holds it."""

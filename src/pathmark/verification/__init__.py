@@ -7,16 +7,17 @@
 `verify_model` does both on a loaded model; `examine_routes` reads what somebody else recorded; `trace_copy` names a
 licensee; `verify_api` asks an API, or a model in memory through `LocalBackend`. `Criteria` say what decides.
 
-`criteria`, `claims` and `verdict` are what all share. `paths` judges routing evidence, which `weights` measures and
+Verdicts and their words are in `pathmark.verdicts`. `paths` judges routing evidence, which `weights` measures and
 `recorded` reads from files; `blackbox` has replies only. These three don't know each other.
 """
 
+from pathmark.verdicts.claims import Anchor, judge_anchor
+from pathmark.verdicts.criteria import Criteria
+from pathmark.verdicts.verdict import Verdict
 from pathmark.verification.blackbox.api import ApiClient, ApiSettings
 from pathmark.verification.blackbox.asking import AskConfig, verify_api
 from pathmark.verification.blackbox.judging import ReplyVerdict
 from pathmark.verification.blackbox.local import LocalBackend
-from pathmark.verification.claims import Anchor, judge_anchor
-from pathmark.verification.criteria import Criteria
 from pathmark.verification.paths.alignment import profile_texts
 from pathmark.verification.paths.caselog import write_log
 from pathmark.verification.paths.decode import DecodedId, decode_id
@@ -27,7 +28,6 @@ from pathmark.verification.paths.measures import measure_layers, score_path, tar
 from pathmark.verification.paths.routes import Routes
 from pathmark.verification.paths.tracing import TracedCopy, trace_copy
 from pathmark.verification.recorded.routes_only import examine_routes
-from pathmark.verification.verdict import Verdict
 from pathmark.verification.weights.profiles import attach_original, attach_profiles
 from pathmark.verification.weights.recording import (
     count_rows,

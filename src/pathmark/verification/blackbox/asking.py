@@ -12,11 +12,11 @@ from pathmark.errors import VerificationError
 from pathmark.keys import Ledger, OwnerKey, TextCodec, TriggerRef, trigger_refs
 from pathmark.keys.rederive import underivable
 from pathmark.progress import Progress, Silent
+from pathmark.verdicts.criteria import Criteria
 from pathmark.verification.blackbox.exchangelog import Digester, Exchange, ExchangeLog, plan_digest, read_exchange
 from pathmark.verification.blackbox.judging import Heard, ReplyVerdict, judge_replies
 from pathmark.verification.blackbox.replies import Backend, Failure, Reply
 from pathmark.verification.blackbox.trials import Endpoint, Query, plan_queries
-from pathmark.verification.criteria import Criteria
 
 LIVE_TRIGGERS: Final = 3
 """Triggers that one live run discloses at most, unless told otherwise."""

@@ -16,12 +16,12 @@ from pathmark.errors import VerificationError
 from pathmark.keys import OwnerKey, TriggerRef
 from pathmark.keys.replyrule import max_starts
 from pathmark.stats import MarkTrial, PValue, Rate, binomial_p, bonferroni, marks_p
+from pathmark.verdicts.criteria import Criteria
+from pathmark.verdicts.verdict import Verdict
+from pathmark.verdicts.wording import NO_MARK_IN_REPLIES, replies_read
 from pathmark.verification.blackbox.exchangelog import Exchange
 from pathmark.verification.blackbox.replies import Failure
 from pathmark.verification.blackbox.trials import Endpoint, Query
-from pathmark.verification.criteria import Criteria
-from pathmark.verification.verdict import Verdict
-from pathmark.verification.wording import NO_MARK_IN_REPLIES, replies_read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,15 @@ from typing import Any
 from pathmark.keys import VerifierKey
 from pathmark.models.original import VOCABULARY
 from pathmark.stats import ExactResult, LayerMeasurement, PValue, Rate, bonferroni, exact_test, exact_test_many
-from pathmark.verification.claims import Anchor
-from pathmark.verification.criteria import Criteria
+from pathmark.verdicts.claims import Anchor
+from pathmark.verdicts.criteria import Criteria
+from pathmark.verdicts.verdict import Verdict
+from pathmark.verdicts.wording import texts_read
 from pathmark.verification.decoys import DecoyControl
 from pathmark.verification.paths.alignment import Alignment
 from pathmark.verification.paths.decode import DecodedId, decode_id
 from pathmark.verification.paths.evidence import Evidence
 from pathmark.verification.paths.measures import PathScore, score_path
-from pathmark.verification.verdict import Verdict
-from pathmark.verification.wording import texts_read
 
 PROBED_WITH = ("probes.json",)
 """Attachments that hold the texts a suspect is read with."""

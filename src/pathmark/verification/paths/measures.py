@@ -24,7 +24,7 @@ from pathmark.stats import (
     selection_difference,
     wsr,
 )
-from pathmark.verification.criteria import Criteria
+from pathmark.verdicts.criteria import Criteria
 from pathmark.verification.paths.routes import Routes
 
 

@@ -10,9 +10,8 @@ from pathmark.errors import VerificationError
 from pathmark.keys import Issued, OwnerKey
 from pathmark.stats import TraceResult, trace
 from pathmark.stats.tracing import Decision
-from pathmark.verification.criteria import Criteria
-from pathmark.verification.paths.evidence import Evidence
-from pathmark.verification.wording import (
+from pathmark.verdicts.criteria import Criteria
+from pathmark.verdicts.wording import (
     FOUND,
     FRAMEABLE,
     NOT_FOUND,
@@ -25,6 +24,7 @@ from pathmark.verification.wording import (
     several_copies,
     texts_read,
 )
+from pathmark.verification.paths.evidence import Evidence
 
 OWN_COPY = "(the owner's own copy)"
 

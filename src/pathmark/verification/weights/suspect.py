@@ -21,7 +21,7 @@ from pathmark.models.suspects import is_adapter, load_suspect
 from pathmark.models.tokenization import HFTextCodec
 from pathmark.models.vocabulary import renumbered
 from pathmark.progress import Progress, Silent
-from pathmark.verification.criteria import Criteria
+from pathmark.verdicts.criteria import Criteria
 from pathmark.verification.decoys import decoy_triggers
 from pathmark.verification.paths.alignment import profile_texts
 from pathmark.verification.paths.evidence import Evidence, Examined, ReadWith

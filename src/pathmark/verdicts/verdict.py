@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from pathmark.stats import PValue
-from pathmark.verification.claims import Anchor
-from pathmark.verification.criteria import Criteria
-from pathmark.verification.wording import (
+from pathmark.verdicts.claims import Anchor
+from pathmark.verdicts.criteria import Criteria
+from pathmark.verdicts.wording import (
     FOUND,
     NO_PROOF,
     NOT_FOUND,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathmark.errors import VerificationError
 from pathmark.keys import VerifierKey
 from pathmark.stats import Family, PValue
-from pathmark.verification.claims import Anchor, judge_anchor
+from pathmark.verdicts.claims import Anchor, judge_anchor
 
 
 @dataclass(frozen=True, kw_only=True)
