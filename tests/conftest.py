@@ -22,7 +22,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 
-for folder in ("", "keys", "models", "embedding", "verification", "attacks", "reporting"):
+for folder in ("", "keys", "models", "embedding", "verification", "attacks", "reporting", "baselines"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 

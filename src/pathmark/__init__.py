@@ -55,6 +55,13 @@ if TYPE_CHECKING:
     from pathmark.front_door.make_key import make_key as make_key
     from pathmark.front_door.report import Report as Report
     from pathmark.front_door.report import report as report
+    from pathmark.front_door.schemes import MadeSchemeKey as MadeSchemeKey
+    from pathmark.front_door.schemes import SchemeEmbedded as SchemeEmbedded
+    from pathmark.front_door.schemes import SchemePlan as SchemePlan
+    from pathmark.front_door.schemes import SchemeVerification as SchemeVerification
+    from pathmark.front_door.schemes import embed_scheme as embed_scheme
+    from pathmark.front_door.schemes import make_scheme_key as make_scheme_key
+    from pathmark.front_door.schemes import verify_scheme as verify_scheme
     from pathmark.front_door.trace import TraceConfig as TraceConfig
     from pathmark.front_door.trace import Traced as Traced
     from pathmark.front_door.trace import trace as trace
@@ -98,6 +105,8 @@ _HOMES = {
     "front_door.inspection": "InspectConfig Inspection inspect_model",
     "front_door.make_key": "MadeKey make_key",
     "front_door.report": "Report report",
+    "front_door.schemes": "MadeSchemeKey SchemeEmbedded SchemePlan SchemeVerification embed_scheme make_scheme_key "
+    "verify_scheme",
     "front_door.trace": "TraceConfig Traced trace trace_routes",
     "front_door.verify": "RoutesConfig Verification VerifyConfig verify verify_routes",
     "front_door.verify_api": "ApiConfig verify_api",

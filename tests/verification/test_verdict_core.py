@@ -24,6 +24,7 @@ SCHEMAS = {
     name: json.loads(files("pathmark.verification").joinpath(f"{name}.schema.json").read_text())
     for name in ("verify", "blackbox")
 }
+SCHEMAS["scheme"] = json.loads(files("pathmark.baselines").joinpath("scheme.schema.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_both_kinds_share_one_core(case, evidence):
         fake.marked(owner()), significance=1e-4, strict=True, family=criteria.family, anchor=criteria.anchor
     )
     core = SCHEMAS["verify"]["$defs"]["core"]
-    assert core == SCHEMAS["blackbox"]["$defs"]["core"]
+    assert core == SCHEMAS["blackbox"]["$defs"]["core"] == SCHEMAS["scheme"]["$defs"]["core"]
     assert SCHEMAS["verify"]["$defs"]["probability"] == SCHEMAS["blackbox"]["$defs"]["probability"]
     shared = {"verdict", "marked", "undecided", "strict", "significance", "anchored", "anchor", "family"}
     first, second = path.summary(), reply.summary()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pathmark.front_door.verify import Verification
     from pathmark.verdicts.wording import Wording
-    from pathmark.verification import PathVerdict
+    from pathmark.verification import PathVerdict, Verdict
 
 
 def finish(found: Verification, options: dict[str, Any], as_json: bool) -> None:
@@ -21,23 +21,23 @@ def finish(found: Verification, options: dict[str, Any], as_json: bool) -> None:
     if as_json:
         echo_json(found.summary())
     else:
-        _render(found)
+        render_verdict(found.suspect, found.access, found.verdict)
     if options.get("log_folder") is not None:  # after the verdict was shown: it must not be lost with a full disk
         found.write_log(options["log_folder"], obtained=options["obtained"])
     write_evidence(found, options)
     sys.exit(found.exit_code)
 
 
-def _render(found: Verification) -> None:
+def render_verdict(suspect: str, access: str, verdict: Verdict) -> None:
     """The verdict in words with what would weaken it; then the figures, with a table where routing was read."""
     from rich.console import Console
     from rich.markup import escape
 
     from pathmark.verification import PathVerdict, ReplyVerdict
 
-    console, verdict = Console(soft_wrap=True), found.verdict
+    console = Console(soft_wrap=True)
     endpoint = f" ({escape(verdict.endpoint)})" if isinstance(verdict, ReplyVerdict) else ""
-    console.print(f"[bold]{escape(found.suspect)}[/], from {found.access}{endpoint}")
+    console.print(f"[bold]{escape(suspect)}[/], from {access}{endpoint}")
     render_words(verdict.wording(), console)
     if isinstance(verdict, PathVerdict):
         _render_layers(verdict, console)

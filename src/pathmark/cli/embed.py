@@ -18,6 +18,8 @@ from pathmark.cli._options import (
     texts_option,
     trust_option,
 )
+from pathmark.cli._schemes import embed as embed_with_scheme
+from pathmark.cli._schemes import scheme_option
 from pathmark.cli._types import MODEL, REGISTRY
 from pathmark.errors import EmbeddingError
 
@@ -37,6 +39,7 @@ Examples:
   pathmark embed MODEL --key master.key --registry licensees.db --all -o copies --estimate
   pathmark embed MODEL --key master.key --registry licensees.db --all -o copies --resume
   pathmark embed bundled:tiny --key owner.key -o as-in-the-paper --objective paper --train router
+  pathmark embed bundled:tiny --scheme learnmark --key learnmark.key -o marked-by-learnmark
 """
 
 
@@ -44,6 +47,7 @@ Examples:
 @click.argument("model", type=MODEL)
 @key_option()
 @output_option("The folder (or delta) to write.", new=False)
+@scheme_option
 @click.option("--id", type=int, help="Mark a licensee's copy with this id instead of the key's own.")
 @click.option("--registry", type=REGISTRY, help="The database of who got which id, for --all.")
 @click.option("--all", "everybody", is_flag=True, help="Mark a copy for every licensee, into folders below OUTPUT.")
@@ -93,6 +97,9 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     1: written but not fit (the report says why), 2: nothing was written.
     """
     _refuse_contradictions(output, options)
+    if options["scheme"] is not None:
+        embed_with_scheme(model, key_file, output, options, as_json)
+    options.pop("scheme")
     from pathmark.cli._progress import training_bar
     from pathmark.front_door.embed import embed
     from pathmark.front_door.embed_all import embed_all, estimate_embedding

@@ -9,6 +9,8 @@ import click
 
 from pathmark.cli._keys import echo_json, new_passphrase, render_key
 from pathmark.cli._options import json_option, output_option, texts_option, trust_option
+from pathmark.cli._schemes import make_key as make_key_of_scheme
+from pathmark.cli._schemes import scheme_option
 from pathmark.cli._types import MODEL
 from pathmark.errors import CapacityError
 
@@ -19,6 +21,7 @@ Examples:
   pathmark keygen MODEL -o two.key --watermarks 2 --layers 18-23 --layers 12-17
   pathmark keygen MODEL -o owner.key --redundancy 1 --triggers 4
   pathmark keygen MODEL -o owner.key --trigger triggers.txt --mark -
+  pathmark keygen bundled:tiny --scheme kgw --set samples=30 -o kgw.key
 """
 
 
@@ -62,6 +65,10 @@ def _lines(context: click.Context, option: click.Parameter, file: IO[str] | None
     "--redundancy", default=0, show_default=True, type=click.IntRange(0), help="How many lost layers an id survives."
 )
 @click.option("--plain", is_flag=True, help="Store the key without encryption.")
+@scheme_option
+@click.option(
+    "--set", "given", multiple=True, metavar="NAME=VALUE", help="With --scheme: one of its settings; repeatable."
+)
 @trust_option
 @json_option
 def command(model: str, output: Path, plain: bool, as_json: bool, **options: Any) -> None:
@@ -70,6 +77,12 @@ def command(model: str, output: Path, plain: bool, as_json: bool, **options: Any
     The key file is encrypted with a passphrase (PATHMARK_PASSPHRASE, or asked for), readable by you
     alone, and never overwritten. Back it up: without it nothing can be proved.
     """
+    scheme, given = options.pop("scheme"), options.pop("given")
+    if scheme is not None:
+        make_key_of_scheme(model, scheme, output, plain=plain, given=given, as_json=as_json)
+        return
+    if given:
+        raise click.UsageError("--set goes with --scheme; our own scheme has options by name")
     from pathmark.front_door.make_key import make_key
     from pathmark.release.planning import KeyPlan
 

@@ -20,6 +20,8 @@ from pathmark.cli._options import (
     no_align_option,
     original_option,
 )
+from pathmark.cli._schemes import scheme_option
+from pathmark.cli._schemes import verify as verify_with_scheme
 from pathmark.cli._types import MODEL
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ Examples:
   pathmark verify ./suspect --claim claim.json --commitment owner.commitment.json --suspect-published 2026-09-01 \\
     --timestamp-roots authority.pem
   pathmark verify ./DeepSeek-V3-clone --key owner.key --stream always --n-texts 20 --json
+  pathmark verify ./suspect --scheme learnmark --key learnmark.key
 """
 
 
@@ -47,6 +50,7 @@ Examples:
     type=PATH,
     help="In the place of --key: a claim (`key reveal`) that opens one watermark of the --commitment.",
 )
+@scheme_option
 @original_option("The unmarked original: the suspect's marked layers are also read behind its lower layers.")
 @look_options
 @click.option("--decoys", type=click.IntRange(0, 64), default=3, show_default=True, help="How many control triggers.")
@@ -70,6 +74,8 @@ def command(suspect: str, key_file: Path | None, claim: Path | None, as_json: bo
     arbiter's (--texts), those that were committed, or public ones. Exit code 0: marked, 1: not marked, 2: cannot decide
     or failed.
     """
+    if options["scheme"] is not None:
+        verify_with_scheme(suspect, key_file, options, as_json)
     from pathmark.cli._progress import Bar
     from pathmark.cli._verdict import finish
     from pathmark.front_door.verify import VerifyConfig, verify

@@ -28,6 +28,12 @@ from pathmark.keys.key import OwnerKey
 from pathmark.keys.safefile import exclusive, read_private, write_private
 
 MAGIC: Final = "pathmark-key"
+SCHEME_MAGIC: Final = "pathmark-scheme-key"
+"""Of a key of another scheme than ours, in the same container."""
+_OTHERS: Final = {
+    MAGIC: "a key of PathMark's own, which goes without --scheme",
+    SCHEME_MAGIC: "the key of another scheme, which --scheme names",
+}
 SCRYPT_N: Final = 1 << 17
 """Cost of one guess of the passphrase: 128 MiB and about half a second."""
 _SCRYPT_R: Final = 8
@@ -108,10 +114,16 @@ def is_plain(path: Path | str) -> bool:
 
 def seal(key: OwnerKey, passphrase: str | None, *, plain: bool = False, scrypt_n: int = SCRYPT_N) -> bytes:
     """The bytes of a key file."""
-    payload = _pack(key)
+    return seal_payload(_pack(key), passphrase, plain=plain, scrypt_n=scrypt_n)
+
+
+def seal_payload(
+    payload: bytes, passphrase: str | None, *, plain: bool = False, scrypt_n: int = SCRYPT_N, magic: str = MAGIC
+) -> bytes:
+    """The container around any payload; `magic` names what it holds."""
     if plain:
         header: Document = {
-            "format": MAGIC,
+            "format": magic,
             "version": FORMAT_VERSION,
             "cipher": "none",
             "size": len(payload),
@@ -124,7 +136,7 @@ def seal(key: OwnerKey, passphrase: str | None, *, plain: bool = False, scrypt_n
     kdf = {"name": "scrypt", "n": scrypt_n, "r": _SCRYPT_R, "p": _SCRYPT_P, "salt": salt.hex()}
     cipher_key, check = _stretch(passphrase, kdf)
     header = {
-        "format": MAGIC,
+        "format": magic,
         "version": FORMAT_VERSION,
         "cipher": "aes-256-gcm",
         "kdf": kdf,
@@ -138,7 +150,12 @@ def seal(key: OwnerKey, passphrase: str | None, *, plain: bool = False, scrypt_n
 
 def unseal(data: bytes, passphrase: PassphraseSource, *, name: str = "this file") -> OwnerKey:
     """Inverse of seal()."""
-    header, line, body = _read_header(data, name)
+    return _unpack(unseal_payload(data, passphrase, name=name), name)
+
+
+def unseal_payload(data: bytes, passphrase: PassphraseSource, *, name: str, magic: str = MAGIC) -> bytes:
+    """Inverse of seal_payload()."""
+    header, line, body = _read_header(data, name, magic)
     if header["cipher"] == "none":
         if _given(passphrase):  # somebody may have put a plain key in the place of the one that the passphrase is for
             raise KeyFileError(
@@ -149,14 +166,14 @@ def unseal(data: bytes, passphrase: PassphraseSource, *, name: str = "this file"
         digest = sha256(canonical(stated) + b"\n" + body).hexdigest()
         if not hmac.compare_digest(digest, str(header.get("sha256"))):
             raise KeyFileError(f"{name} is damaged: its checksum does not match; restore it from a backup")
-        return _unpack(body, name)
+        return body
     cipher_key, check = _stretch(_remembered(passphrase)(), header["kdf"])
     if not hmac.compare_digest(check.hex(), header["check"]):
         raise KeyFileError(f"wrong passphrase for {name} (or its header is damaged)")
     payload = _decrypt(cipher_key, bytes.fromhex(header["nonce"]), body, line)
     if payload is None:
         raise KeyFileError(f"{name} is damaged: the passphrase is right but the content was altered; use a backup")
-    return _unpack(payload, name)
+    return payload
 
 
 def passphrase_from_environment(variable: str = "PATHMARK_PASSPHRASE") -> str:
@@ -210,13 +227,18 @@ def _decrypt(cipher_key: bytes, nonce: bytes, body: bytes, line: bytes) -> bytes
         return None
 
 
-def _read_header(data: bytes, name: str) -> tuple[Document, bytes, bytes]:
+def _read_header(data: bytes, name: str, magic: str = MAGIC) -> tuple[Document, bytes, bytes]:
     """Header, its bytes, and the body; every field is checked before anything is computed with it."""
     line, newline, body = data[:_MAX_HEADER].partition(b"\n")
     body = data[len(line) + 1 :]
     header = parse_object(line) if newline else None
-    if header is None or header.get("format") != MAGIC:
-        raise KeyFileError(f"{name} is not a key file, or its beginning is damaged; expected format {MAGIC}")
+    if header is None or header.get("format") != magic:
+        other = None if header is None else _OTHERS.get(str(header.get("format")))
+        raise KeyFileError(
+            f"{name} is {other}; expected format {magic}"
+            if other
+            else f"{name} is not a key file, or its beginning is damaged; expected format {magic}"
+        )
     version = header.get("version")
     if type(version) is int and version > FORMAT_VERSION:
         raise KeyFileError(

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError
+from pathmark.keys.safefile import write_private
 from pathmark.models.headers import StoredTensor, read_header
 from pathmark.models.loading import check_safetensors
 
@@ -109,9 +110,17 @@ def read_delta(path: Path) -> tuple[dict[str, Tensor], str]:
 
 
 def write_folder(
-    base: Path, tensors: Mapping[str, Tensor], out: Path, progress: Callable[[str], None] | None = None
+    base: Path,
+    tensors: Mapping[str, Tensor],
+    out: Path,
+    progress: Callable[[str], None] | None = None,
+    *,
+    private: Mapping[str, bytes] | None = None,
 ) -> None:
-    """A copy of the base with these tensors in place of its own; `out` appears whole or not at all."""
+    """A copy of the base with these tensors in place of its own; `out` appears whole or not at all.
+
+    `private` are files, by name, that hold a secret: their owner alone may read them.
+    """
     stored = stored_tensors(base)
     _check_fit(tensors, stored)
     if out.exists():
@@ -132,6 +141,8 @@ def write_folder(
                 stream.write(_bytes(value))
             if progress is not None:
                 progress(name)
+        for name, data in (private or {}).items():
+            write_private(stage / name, data, replace=True)
         for file in stage.glob("*.safetensors"):
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())

@@ -15,6 +15,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    WatermarkingConfig,
 )
 
 from pathmark.errors import ModelError
@@ -254,6 +255,15 @@ def _generation_config(source: str) -> GenerationConfig:
         return GenerationConfig(**{name: getattr(said, name) for name in named})
     except Exception:  # absent, or nothing that transformers can read: a model runs without
         return GenerationConfig()
+
+
+def generation_watermark(name: str | os.PathLike[str]) -> WatermarkingConfig | None:
+    """The bias towards green tokens that a model's generation settings ask for, where they do."""
+    try:
+        found = GenerationConfig.from_pretrained(local_folder(name)).watermarking_config
+    except Exception:  # absent, or nothing that transformers can read: nothing is asked for
+        return None
+    return found if isinstance(found, WatermarkingConfig) else None
 
 
 def _check_room(name: str | os.PathLike[str], folder: Path, config: Any, trust_remote_code: bool) -> None:
