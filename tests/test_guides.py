@@ -32,6 +32,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from pathmark.baselines import catalog
 from pathmark.cli.main import cli
 from pathmark.front_door import embed_plan
 from pathmark.release import scan
@@ -40,6 +41,8 @@ from pathmark.release.scan import ScanConfig
 ROOT = Path(__file__).parent.parent
 GUIDES = ["index", "before-release", "publishing", "terminal", "when-you-suspect", "tracing", "choosing"]
 """In this order, in one folder."""
+ALONE = ["extending"]
+"""In a folder of their own."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = {
     "embed": "--steps 24 --n-texts 16 --n-held-out 8 --seq-len 32 --batch-size 6",
@@ -188,6 +191,18 @@ def test_the_guides_run(walk):
         walk.page(ROOT / "docs" / f"{name}.md")
 
 
+@pytest.mark.parametrize("name", ALONE)
+def test_pages_that_stand_alone_run(walk, monkeypatch, name):
+    monkeypatch.setattr(catalog, "SCHEMES", dict(catalog.SCHEMES))  # what a page registers is gone after it
+    walk.page(ROOT / "docs" / f"{name}.md")
+
+
+def test_the_worked_example_of_a_scheme_is_short():
+    example, _ = [block for block in blocks_of(ROOT / "docs" / "extending.md") if block.language == "python"]
+    assert "register(" in example.text
+    assert len(example.text.splitlines()) < 100
+
+
 def test_readme_runs(walk):
     walk.page(ROOT / "README.md")
     assert "Found.\nThe owner's mark shows in this model." in walk.printed
@@ -262,7 +277,7 @@ def test_output_is_compared_or_says_why_not():
 
 def test_blocks_outside_the_guides_are_marked():
     for page in PAGES[1:]:
-        if page.stem not in GUIDES:
+        if page.stem not in (*GUIDES, *ALONE):
             assert not [str(block) for block in blocks_of(page) if block.runs]
 
 
