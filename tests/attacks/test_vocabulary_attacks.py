@@ -9,7 +9,8 @@ from attack_helpers import family
 from pathmark.attacks import find_attack
 from pathmark.attacks.kit import Kit
 from pathmark.errors import AttackError
-from pathmark.evaluate.robustness import RobustnessConfig, Suspects
+from pathmark.evaluate.robustness import Suspects
+from pathmark.evaluate.stolen import RobustnessConfig
 from pathmark.evaluate.suites import SUITES
 from pathmark.models import load_model, load_tokenizer
 

@@ -64,6 +64,8 @@ def test_from_the_key_to_the_verdict(place):
         ("embed {0}/base --scheme kgw --key {0}/kgw.key -o {0}/new --steps 3", "--steps has no meaning"),
         ("embed {0}/base --scheme eaaw --key {0}/kgw.key -o {0}/new", "of the scheme kgw, expected eaaw"),
         ("embed {0}/base --key {0}/kgw.key -o {0}/new", "the key of another scheme, which --scheme names"),
+        ("robustness {0}/base --scheme kgw --key {0}/kgw.key -o {0}/new", "kgw changes no weights"),
+        ("robustness {0}/base --scheme kgw --key {0}/kgw.key -o {0}/new --trials 3", "--trials has no meaning"),
         ("verify {0}/base --scheme kgw", "--scheme needs the --key"),
         ("verify {0}/base --scheme kgw --key {0}/kgw.key --gamma 0.5", "--gamma has no meaning with --scheme kgw"),
         (

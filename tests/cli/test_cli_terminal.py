@@ -274,7 +274,7 @@ def test_every_command_has_a_published_schema():
     names = {" ".join(words) for words, _ in leaves(cli, [])}
     names = {"attack" if re.match(r"attack (?!list)", name) else name for name in names}
     variants = {"commit --check", "barcode --read", "embed --all", "embed --estimate"}
-    variants |= {"keygen --scheme", "embed --scheme", "verify --scheme"}
+    variants |= {"keygen --scheme", "embed --scheme", "verify --scheme", "robustness --scheme"}
     assert names | variants | {"error"} == SCHEMAS["output.schema.json"]["$defs"].keys()
 
 

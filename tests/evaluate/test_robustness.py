@@ -11,7 +11,8 @@ import pytest
 from pathmark.attacks import ATTACKS, finetuning
 from pathmark.attacks.kit import Kit
 from pathmark.errors import AttackError
-from pathmark.evaluate.robustness import RESULTS, UNFINISHED, RobustnessConfig, Sources, Suspects, run_suite
+from pathmark.evaluate.robustness import Suspects
+from pathmark.evaluate.stolen import RESULTS, UNFINISHED, RobustnessConfig, Sources, run_suite
 from pathmark.evaluate.suites import BEYOND, PAPER, SUITES, Case, step
 from pathmark.evaluate.thief import thief_embedding
 from pathmark.models import bundled_segments, load_model, load_tokenizer

@@ -67,6 +67,7 @@ class EaaW:
     name = "eaaw"
     summary = "32 bits in the signs of how much each block of a secret sample counts for its label."
     config = EaaWConfig
+    in_weights = True
 
     def embed(
         self,

@@ -91,6 +91,7 @@ class IFMark:
     name = "ifmark"
     summary = "Ten secret instructions of foreign and garbled letters that are answered with one secret word."
     config = IFMarkConfig
+    in_weights = True
 
     def embed(
         self,

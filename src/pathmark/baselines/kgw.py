@@ -66,6 +66,7 @@ class Kgw:
     name = "kgw"
     summary = "A bias towards a secret part of the vocabulary while text is sampled; no weight changes."
     config = KgwConfig
+    in_weights = False
 
     def embed(
         self,

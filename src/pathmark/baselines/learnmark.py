@@ -50,6 +50,7 @@ class LearnMark:
     name = "learnmark"
     summary = "KGW's bias towards green tokens, distilled into the weights."
     config = LearnMarkConfig
+    in_weights = True
 
     def embed(
         self,

@@ -55,6 +55,8 @@ class Scheme(Protocol[C]):
     summary: str
     """One sentence."""
     config: type[C]
+    in_weights: bool
+    """Whether the mark is in the weights, where attacks on them can reach it."""
 
     def embed(
         self,

@@ -6,13 +6,16 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from pathmark.cli._keys import echo_done, echo_json, new_passphrase, passphrase
 from pathmark.cli._options import judged_by
+
+if TYPE_CHECKING:
+    from pathmark.front_door.robustness import RobustnessPlan
 
 ALWAYS = ("scheme", "key_file", "as_json", "quiet", "plain", "trust_remote_code", "output", "model", "suspect")
 """Options that mean the same with every scheme."""
@@ -93,6 +96,20 @@ def verify(suspect: str, key_file: Path | None, options: dict[str, Any], as_json
     else:
         render_verdict(found.suspect, found.access, found.verdict)
     sys.exit(found.exit_code)
+
+
+def robustness(scheme: str, model: str, key_file: Path, output: Path, plan: RobustnessPlan, as_json: bool) -> None:
+    """`pathmark robustness --scheme`."""
+    from pathmark.cli._progress import training_bar
+    from pathmark.front_door.scheme_robustness import measure_scheme
+    from pathmark.front_door.schemes import open_scheme_key
+    from pathmark.reporting.scheme_robustness import scheme_table
+
+    key = open_scheme_key(key_file, passphrase())
+    refuse_other(scheme, key.scheme)
+    with training_bar(quiet=as_json) as bar:
+        measured = measure_scheme(model, key, output, plan, progress=bar)
+    echo_done(f"{scheme_table(measured.results)}\n{measured.words()}", measured.summary(), as_json)
 
 
 def refuse_other(named: str, kept: str) -> None:

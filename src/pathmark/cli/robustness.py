@@ -18,6 +18,8 @@ from pathmark.cli._options import (
     texts_option,
     trust_option,
 )
+from pathmark.cli._schemes import refuse_foreign, scheme_option
+from pathmark.cli._schemes import robustness as robustness_of_scheme
 from pathmark.cli._types import MODEL
 
 if TYPE_CHECKING:
@@ -30,12 +32,14 @@ Examples:
   pathmark robustness marked --key owner.key -o robustness --suite paper
   pathmark robustness marked --key owner.key -o robustness --only gptq --only fine-prune
   pathmark robustness marked --key owner.key --texts thief.txt --trials 25 -o robustness --json
+  pathmark robustness marked-by-eaaw --scheme eaaw --key eaaw.key -o robustness-of-eaaw --suite paper
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model", type=MODEL)
 @key_option("The key that marked MODEL.")
+@scheme_option
 @output_option("The folder for results; a run that was stopped goes on there.", new=False)
 @click.option(
     "--suite", type=click.Choice(["core", "paper", "full"]), default="full", show_default=True,
@@ -61,12 +65,18 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     is what the thief pays. OUTPUT gets results.json, table.md and evidence.png. A run that was stopped goes on where
     it was. Attacks that win stand in the table as such; exit code 0 says only that everything was measured.
     """
+    scheme = options.pop("scheme")
+    if scheme is not None:
+        refuse_foreign(scheme, "suite", "only", "skip", "hours", "original", "sibling", "texts", "n_texts", "seed")
     from pathmark.cli._progress import training_bar
-    from pathmark.evaluate.robustness import RobustnessConfig
+    from pathmark.evaluate.stolen import RobustnessConfig
     from pathmark.front_door.robustness import RobustnessPlan, measure_robustness
 
     measures = {name: options.pop(name) for name in ("trials", "seed", "hours")}
     plan = RobustnessPlan(measure=RobustnessConfig(n_probes=options.pop("n_texts"), **measures), **options)
+    if scheme is not None:
+        robustness_of_scheme(scheme, model, key_file, output, plan, as_json)
+        return
     with training_bar(quiet=as_json) as bar:
         measured = measure_robustness(model, key_file, output, plan, passphrase=passphrase(), progress=bar)
     if as_json:

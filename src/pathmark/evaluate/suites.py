@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pathmark.results.robustness import Measured, Row, Step, Unmeasured
+from pathmark.results.robustness import Carried, Step, Unmeasured
 
 Suite = Literal["core", "paper", "full"]
 
@@ -31,9 +31,9 @@ class Case:
         """The attack that the row stands under."""
         return self.steps[0].attack if len(self.steps) == 1 else "combination"
 
-    def at_best_rate(self, rows: Iterable[Row]) -> Case:
+    def at_best_rate(self, rows: Iterable[Carried | Unmeasured]) -> Case:
         """The same with the rate at which its sweep left the best model on the thief's own text."""
-        swept = [row for row in rows if isinstance(row, Measured) and row.case.startswith(self.best_of)]
+        swept = [row for row in rows if isinstance(row, Carried) and row.case.startswith(self.best_of)]
         if not self.best_of or not swept:
             return self
         best = min(swept, key=lambda row: row.ppl if row.ppl_thief is None else row.ppl_thief)

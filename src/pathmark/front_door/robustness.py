@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pathmark.attacks import find_attack
 from pathmark.errors import AttackError, MissingLibraryError
-from pathmark.evaluate.robustness import RobustnessConfig, Sources, Suspects, run_adversaries, run_suite
+from pathmark.evaluate.robustness import Suspects, run_adversaries
+from pathmark.evaluate.stolen import RobustnessConfig, Sources, run_suite
 from pathmark.evaluate.suites import SUITES, Case
 from pathmark.evaluate.thief import make_kit
 from pathmark.front_door.attack import load_fast, thief_texts
@@ -104,7 +105,7 @@ def measure_robustness(
     tokenizer = load_tokenizer(name, trust_remote_code=trusted)
     kit = make_kit(tokenizer, texts, owner, original=original, sibling=sibling, progress=say)
     suspects = Suspects(suspect, owner, kit, config.measure)
-    results = run_suite(suspects, cases, out, _sources(name, config), progress=say)
+    results = run_suite(suspects, cases, out, sources_of(name, config), progress=say)
     if config.suite != "paper" and not config.only:
         described, codec, _ = describe_model(name, trust_remote_code=trusted)
         results = run_adversaries(suspects, out, described, codec, skip=config.skip, progress=say)
@@ -112,7 +113,8 @@ def measure_robustness(
     return Robustness(results, out, plotted=_plot(results, out / "evidence.png"))
 
 
-def _sources(model: str, config: RobustnessPlan) -> Sources:
+def sources_of(model: str, config: RobustnessPlan) -> Sources:
+    """What the result file says of models and texts."""
     texts = config.texts
     if texts is not None and not isinstance(texts, str | os.PathLike):
         return replace(Sources.of(model, config.original), corpus="given")

@@ -117,7 +117,7 @@ def _mean(measured: Sequence[tuple[float | None, float | None]]) -> str:
     if not known:
         return ""
     ppl, change = (sum(values) / len(known) for values in zip(*known, strict=True))
-    return f"{ppl:.1f} ({_percent(change)})"
+    return f"{ppl:.1f} ({percent(change)})"
 
 
 def _verdict(rows: Sequence[Measured]) -> str:
@@ -150,7 +150,8 @@ def evidence_left(row: Measured) -> float:
     return -row.log10_p if row.grafted is None else -min(row.log10_p, row.grafted.log10_p) - math.log10(2)
 
 
-def _percent(change: float) -> str:
+def percent(change: float) -> str:
+    """A change for people; as a factor where it is large."""
     return f"{100 * change:+.1f} %" if change < 10 else f"x {1 + change:.0f}"
 
 

@@ -59,8 +59,8 @@ class Dispute:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Reading):
-    """A case that was carried out; its own reading is that of the model as it is."""
+class Carried:
+    """A case that was carried out, and what it cost the thief."""
 
     case: str
     group: str
@@ -74,17 +74,7 @@ class Measured(Reading):
     """The same on text of the thief's that it did not train on. None where the thief has no text."""
     p_floor: float
     """The smallest p that this key can have."""
-    grafted: Reading | None
-    """The marked layers behind the original's lower ones; None without an original of this build."""
     marked: bool
-    id: int | None
-    id_right: bool
-    n_probes: int
-    n_tokens: int
-    black_box: Replies | None
-    thief_wsr: Rate | None
-    """Of the thief's own mark, where it put one on top."""
-    dispute: Dispute | None
     attack_seconds: float
     seconds: float
 
@@ -105,6 +95,22 @@ class Measured(Reading):
         """Nobody would use what is left: the attack decides nothing."""
         thief = self.ppl_thief_change
         return self.ppl_change > TOLERABLE and (thief is None or thief > TOLERABLE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Carried, Reading):
+    """A case of ours; its own reading is that of the model as it is."""
+
+    grafted: Reading | None
+    """The marked layers behind the original's lower ones; None without an original of this build."""
+    id: int | None
+    id_right: bool
+    n_probes: int
+    n_tokens: int
+    black_box: Replies | None
+    thief_wsr: Rate | None
+    """Of the thief's own mark, where it put one on top."""
+    dispute: Dispute | None
 
 
 @dataclass(frozen=True, kw_only=True)
