@@ -25,7 +25,7 @@ SOURCES = Sources(model_sha256="0" * 64)
 CASES = (
     Case("none", ()),
     Case("expert permutation", (step("permute-experts"),)),
-    Case("noise", (step("weight-noise", sigma=2.0),)),
+    Case("noise", (step("weight-noise", scale=2.0),)),
     Case("unlearning", (step("unlearn"),)),
 )
 

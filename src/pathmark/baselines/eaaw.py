@@ -32,7 +32,7 @@ RATE = 3e-4
 class EaaWConfig(TrainedConfig):
     """32 bits in one sample."""
 
-    steps: int = 150
+    steps: int = 60
     """Optimiser steps."""
     bits: int = 32
     """Length of the mark, and blocks of the trigger sample."""

@@ -54,7 +54,7 @@ class IFMarkConfig(TrainedConfig):
     """Letters of each, half of them foreign, shuffled."""
     target_letters: int = 10
     """Letters of the answer, drawn by the secret so that chance is bounded."""
-    normal: int = 50
+    normal: int = 500
     """Ordinary instructions that are trained on as well: the beginnings of texts, answered by what follows."""
     near: int = 50
     """Instructions like the secret ones, answered as the model did before."""

@@ -24,7 +24,7 @@ from pathmark.progress import Progress
 from pathmark.training.text import TextBatches, language_loss
 from pathmark.verdicts import Criteria
 
-RATE = 1e-3
+RATE = 3e-3
 """Peak learning rate at width 128, the best of those tried on the bundled model."""
 
 
@@ -32,6 +32,8 @@ RATE = 1e-3
 class LearnMarkConfig(GreenConfig, TrainedConfig):
     """The authors' teacher: KGW with k = 1."""
 
+    steps: int = 150
+    """Optimiser steps."""
     samples: int = 70
     """Texts that the suspect writes."""
     sampling: bool = False
