@@ -252,7 +252,6 @@ def test_with_the_papers_counts_on_a_trained_model(name):
     assert found.marked
     assert not absent.marked
     assert found.wsr.n == {"kgw": 60, "learnmark": 70, "ifmark": 10, "eaaw": 32}[name]
-    if name != "learnmark":  # what so small a model can learn of random lists shows in all texts together only
-        assert found.wsr.interval()[0] > absent.wsr.interval()[1]
+    assert found.wsr.interval()[0] > absent.wsr.interval()[1]
     rows = [tokenizer(text)["input_ids"][:128] for text in probes[:100]]
-    assert perplexity(marked, rows).value < 1.2 * perplexity(model, rows).value
+    assert perplexity(marked, rows).value < 1.5 * perplexity(model, rows).value

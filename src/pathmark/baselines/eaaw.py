@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,12 @@ from pathmark.stats import Rate, binomial_p
 from pathmark.training.text import TextBatches, language_loss
 from pathmark.verdicts import Criteria
 
-RATE = 3e-4
-"""Peak learning rate at width 128, the best of those tried on the bundled model."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class EaaWConfig(TrainedConfig):
     """32 bits in one sample."""
 
+    OWN_RATE: ClassVar[float] = 3e-4
     steps: int = 60
     """Optimiser steps."""
     bits: int = 32
@@ -92,7 +90,7 @@ class EaaW:
             hinge = torch.relu(config.margin - mark_C * weights_C).sum()
             return {"loss": language + config.weight * hinge, "language": language, "hinge": hinge}
 
-        train(tuned, step_loss, config, config.rate(model, RATE), progress=progress)
+        train(tuned, step_loss, config, config.rate(model), progress=progress)
         return tuned
 
     def verify(

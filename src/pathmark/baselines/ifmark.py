@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,6 @@ from pathmark.stats import MarkTrial, PValue, Rate, marks_p
 from pathmark.training import linear_cross_entropy, step_generator
 from pathmark.verdicts import Criteria
 
-RATE = 1e-3
-"""Peak learning rate at width 128, the best of those tried on the bundled model."""
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FOREIGN: Final = ((0x4E00, 0x5200), (0x30A1, 0x30F6), (0x0430, 0x044F), (0xAC00, 0xAD00))
 """Chinese, Japanese, Russian and Korean letters, as ranges of code points."""
@@ -46,6 +44,7 @@ Pair = tuple[list[int], list[int]]
 class IFMarkConfig(TrainedConfig):
     """Ten instructions, one answer."""
 
+    OWN_RATE: ClassVar[float] = 6e-4
     steps: int = 120
     """Optimiser steps."""
     keys: int = 10
@@ -114,7 +113,7 @@ class IFMark:
             chosen = [pairs[int(torch.randint(len(pairs), (), generator=generator))] for pairs in kinds]
             return {"loss": answer_loss(tuned, chosen, pad)}
 
-        train(tuned, step_loss, config, config.rate(model, RATE), progress=progress)
+        train(tuned, step_loss, config, config.rate(model), progress=progress)
         return tuned
 
     def verify(

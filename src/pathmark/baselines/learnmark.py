@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,12 @@ from pathmark.progress import Progress
 from pathmark.training.text import TextBatches, language_loss
 from pathmark.verdicts import Criteria
 
-RATE = 3e-3
-"""Peak learning rate at width 128, the best of those tried on the bundled model."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LearnMarkConfig(GreenConfig, TrainedConfig):
     """The authors' teacher: KGW with k = 1."""
 
+    OWN_RATE: ClassVar[float] = 3e-3
     steps: int = 150
     """Optimiser steps."""
     samples: int = 70
@@ -79,7 +77,7 @@ class LearnMark:
                 return {"loss": language_loss(student, ids_BT, mask_BT)}
             return {"loss": distillation_loss(student, model, lists, config.delta, ids_BT, mask_BT)}
 
-        train(student, step_loss, config, config.rate(model, RATE), progress=progress)
+        train(student, step_loss, config, config.rate(model), progress=progress)
         return student
 
     def verify(

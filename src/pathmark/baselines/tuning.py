@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,10 +23,12 @@ from pathmark.training.text import all_parameters
 class TrainedConfig(SchemeConfig):
     """What the configs of schemes that train share."""
 
+    OWN_RATE: ClassVar[float]
+    """The scheme's peak learning rate at width 128, the best of those tried on the bundled model."""
     steps: int = 300
     """Optimiser steps."""
     lr: float | None = None
-    """Peak learning rate. Null: the scheme's own at width 128, in inverse proportion elsewhere."""
+    """Peak learning rate. Null: the scheme's own, in inverse proportion to the model's width."""
     batch_size: int = 16
     """Texts per step."""
     length: int = 128
@@ -40,9 +42,9 @@ class TrainedConfig(SchemeConfig):
         self.require(self.lr is None or self.lr > 0, "the learning rate is positive or null", "lr")
         self.require(self.length >= 16, "texts have at least 16 tokens", "length")
 
-    def rate(self, model: PreTrainedModel, at_width_128: float) -> float:
+    def rate(self, model: PreTrainedModel) -> float:
         """The peak learning rate on this model."""
-        return self.lr or at_width_128 * 128 / float(model.config.get_text_config().hidden_size)
+        return self.lr or self.OWN_RATE * 128 / float(model.config.get_text_config().hidden_size)
 
 
 def copy_to_train(model: PreTrainedModel) -> PreTrainedModel:
