@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pathmark.baselines import SCHEMES
 from pathmark.errors import KeyFileError
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 import cli_doc  # noqa: E402
 import models_doc  # noqa: E402
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import schemes  # noqa: E402
 
 NAMED = "mixtral qwen2_moe qwen3_moe phimoe olmoe deepseek_v2 deepseek_v3 gpt_oss granitemoe glm4_moe ernie4_5_moe"
 GUIDES = sorted(path.relative_to(ROOT) for path in ROOT.glob("docs/**/*.md"))
@@ -38,6 +42,14 @@ def test_at_least_50_types_work_and_the_named_ones_among_them():
 def test_other_pages_tell_the_same_number(page):
     works, total = re.search(r"^(\d+) of (\d+) types work", models_doc.PAGE.read_text(), flags=re.MULTILINE).groups()
     assert f"{works} of the {total} MoE causal-LM types" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_tables_of_other_schemes_are_current():
+    rows = schemes.read_result(schemes.RESULT, schemes.SchemesResult, schemes.FORMAT, schemes.VERSION).rows
+    assert {row.scheme for row in rows if not row.settings} == set(SCHEMES)
+    text = schemes.PAGE.read_text(encoding="utf-8")
+    assert schemes.page(text, rows) == text
+    assert schemes.page(text, rows[:1]) != text
 
 
 def test_the_command_line_reference_is_current():
