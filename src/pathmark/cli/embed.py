@@ -15,6 +15,7 @@ from pathmark.cli._options import (
     n_texts_option,
     output_option,
     seed_option,
+    stream_option,
     texts_option,
     trust_option,
 )
@@ -83,6 +84,7 @@ Examples:
     help="2 adds the reply marks to a MODEL that already has the key's paths.",
 )  # fmt: skip
 @click.option("--mark-steps", type=click.IntRange(1), help="How many optimiser steps teach the reply marks.")
+@stream_option
 @trust_option
 @json_option
 def command(model: str, key_file: Path, output: Path, as_json: bool, **options: Any) -> None:

@@ -54,6 +54,8 @@ class EmbedPlan:
     """Steps of the reply marks' phase."""
     scan: ScanConfig = field(default_factory=ScanConfig)
     """Prefixes that the check tries."""
+    stream: Literal["auto", "always", "never"] = "auto"
+    """Leave on disk what does not change; auto does so when the weights need more than half of the free memory."""
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -76,6 +78,7 @@ class EmbedPlan:
             resume=self.resume,
             n_probes=self.n_held_out,
             scan=self.scan,
+            stream=self.stream,
             trust_remote_code=self.trust_remote_code,
         )
 

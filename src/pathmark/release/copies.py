@@ -64,6 +64,7 @@ def mark_copies(
 
     The first copy that is there, or that is made now, is the start of all others.
     """
+    config = replace(config, stream="never")  # every copy starts from all weights of the first
     say, embedding = progress or Silent(), config.embedding
     if embedding is None or config.replies is not None or embedding.train == "lora":
         raise EmbeddingError(
