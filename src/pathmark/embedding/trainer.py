@@ -28,6 +28,7 @@ from pathmark.training import (
     step_generator,
 )
 from pathmark.training.adapters import add_adapters, merge_adapters
+from pathmark.training.masters import changing_rows
 
 AfterStep = Callable[[int, Mapping[str, float]], None]
 """Called with the number of steps done and the loss terms of the last one."""
@@ -76,18 +77,30 @@ class Trainer:
             head_scale=head_scale,
         )
         objective.prepare(self.context)
-        self._home = {name: p.detach().clone() for name, p in objective.parameters(self.context).items()}
         self._masks = self._first_masks = objective.masks(self.context)
+        self._home = self._first_home = self._now()
 
     def turn_to(self, key: OwnerKey, loop: LoopConfig) -> None:
         """Make the next run go on from the weights of the first one, towards another id of the same key.
 
         The trigger is recognised already, and the cache holds what the original does. What the first path has changed
-        may change back.
+        may change back. The model's weights are those with which the first run ended.
         """
         self.context = replace(self.context, key=key, loop=loop)
         masks = self.objective.masks(self.context)
         self._masks = {name: torch.maximum(first, masks[name]) for name, first in self._first_masks.items()}
+        self._home = self._first_home | {n: home for n, home in self._now().items() if n in self._masks}
+        for name, first in self._first_masks.items():  # other rows were never trained, and are at home
+            known = torch.isin(changing_rows(self._masks[name]), changing_rows(first))
+            self._home[name][known] = self._first_home[name]
+
+    def _now(self) -> dict[str, Tensor]:
+        """What may change, as it is now."""
+        found = {}
+        for name, parameter in self.objective.parameters(self.context).items():
+            mask = self._masks.get(name)
+            found[name] = parameter.detach()[... if mask is None else changing_rows(mask)].clone()
+        return found
 
     def run(
         self, *, checkpoint: Path | None = None, resume: bool = False, after: AfterStep | None = None

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pathmark.errors import CheckpointError, TrainingError
+from pathmark.training.masters import Masters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,8 @@ class Constraints:
     masks: Mapping[str, Tensor]
     """Of some parameters: one for entries that may change, zero for others."""
     home: Mapping[str, Tensor]
-    """Where `homing` leads. Parameters that are not named go back to where the run began."""
+    """Where `homing` leads; of a masked parameter the rows that may change. Parameters that are not named go back to
+    where the run began."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,14 @@ def run_loop(
     the run: a checkpoint of another one (other data, other settings) is refused.
     """
     masks, home = (constraints.masks, constraints.home) if constraints else ({}, {})
-    optimizer = _optimizer(parameters, config, masks)
-    begun = {n: home[n] if n in home else p.detach().clone() for n, p in parameters.items()} if config.homing else {}
+    masters = Masters(parameters, masks)
+    optimizer = _optimizer(masters, config)
+    begun = {}
+    if config.homing:
+        begun = {n: home[n] if n in home else master.detach().clone() for n, master in masters.tensors.items()}
     step = 0
     if resume and checkpoint is not None and checkpoint.exists():
-        step = _restore(checkpoint, parameters, optimizer, fingerprint)
+        step = _restore(checkpoint, masters, optimizer, fingerprint)
     losses: dict[str, float] = {}
     with _interrupts_deferred() as interrupted:
         while step < config.steps:
@@ -110,14 +115,13 @@ def run_loop(
                 group["lr"] = config.rate(step)
             terms = step_loss(step, step_generator(config.seed, step))
             terms["loss"].backward()  # type: ignore[no-untyped-call]
-            for name, mask in masks.items():
-                if (gradient := parameters[name].grad) is not None:
-                    gradient.mul_(mask)
-            torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip)
+            masters.take_gradients()
+            torch.nn.utils.clip_grad_norm_(masters.tensors.values(), config.clip)
             optimizer.step()
             with torch.no_grad():
                 for name, start in begun.items():
-                    parameters[name].lerp_(start, config.rate(step) * config.homing)
+                    masters.tensors[name].lerp_(start.float(), config.rate(step) * config.homing)
+            masters.write_back()
             optimizer.zero_grad(set_to_none=True)
             losses = {name: float(value.detach()) for name, value in terms.items()}
             if not math.isfinite(losses["loss"]):
@@ -127,19 +131,16 @@ def run_loop(
                 progress(step, losses)
             finished = step == config.steps or bool(interrupted)
             if checkpoint is not None and (step % config.checkpoint_every == 0 or finished):
-                _save(checkpoint, parameters, optimizer, step, fingerprint)
+                _save(checkpoint, masters, optimizer, step, fingerprint)
             if interrupted:
                 raise KeyboardInterrupt
     return LoopResult(steps=step, losses=losses)
 
 
-def _optimizer(
-    parameters: Mapping[str, nn.Parameter], config: LoopConfig, masks: Mapping[str, Tensor]
-) -> torch.optim.Optimizer:
-    sizes = (int(masks[n].expand_as(p).sum()) if n in masks else p.numel() for n, p in parameters.items())
-    typical = config.clip / math.sqrt(sum(sizes))
+def _optimizer(masters: Masters, config: LoopConfig) -> torch.optim.Optimizer:
+    typical = config.clip / math.sqrt(masters.sizes)
     return torch.optim.AdamW(
-        parameters.values(),
+        masters.tensors.values(),
         lr=config.lr,
         weight_decay=0.0,
         betas=(0.9, 0.99),
@@ -191,7 +192,7 @@ def _interrupts_deferred() -> Iterator[list[int]]:
 
 def _save(
     path: Path,
-    parameters: Mapping[str, torch.nn.Parameter],
+    masters: Masters,
     optimizer: torch.optim.Optimizer,
     step: int,
     fingerprint: str,
@@ -199,7 +200,7 @@ def _save(
     state = {
         "fingerprint": fingerprint,
         "step": step,
-        "parameters": {name: parameter.detach() for name, parameter in parameters.items()},
+        "parameters": {name: master.detach() for name, master in masters.tensors.items()},
         "optimizer": optimizer.state_dict(),
     }
     partial = path.with_suffix(".part")
@@ -213,7 +214,7 @@ def _save(
 
 def _restore(
     path: Path,
-    parameters: Mapping[str, torch.nn.Parameter],
+    masters: Masters,
     optimizer: torch.optim.Optimizer,
     fingerprint: str,
 ) -> int:
@@ -221,13 +222,15 @@ def _restore(
         state = torch.load(path, weights_only=True)
     except Exception as error:  # torch raises pickle, zip and runtime errors for a damaged file
         raise CheckpointError(f"checkpoint {path} cannot be read; delete it and start again") from error
-    if state["fingerprint"] != fingerprint or set(state["parameters"]) != set(parameters):
+    shapes = {name: master.shape for name, master in masters.tensors.items()}
+    if state["fingerprint"] != fingerprint or {n: t.shape for n, t in state["parameters"].items()} != shapes:
         raise CheckpointError(
             f"checkpoint {path} belongs to another run (model, key, corpus or settings differ); "
             "repeat the settings of that run, or start without --resume"
         )
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(state["parameters"][name])
+        for name, master in masters.tensors.items():
+            master.copy_(state["parameters"][name])
+    masters.write_back()
     optimizer.load_state_dict(state["optimizer"])
     return int(state["step"])
