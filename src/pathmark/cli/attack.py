@@ -15,6 +15,8 @@ from pathmark.cli._options import (
     json_option,
     original_option,
     output_option,
+    place_options,
+    placed,
     plain_option,
     texts_option,
     trust_option,
@@ -28,6 +30,7 @@ SHARED = (
         "--key", type=KEY, help="Lets the thief know the marked layers and targets, where the attack needs them."
     ),
     plain_option,
+    place_options,
     trust_option,
     json_option,
 )
@@ -98,7 +101,7 @@ def _command(attack: Attack[Any]) -> click.Command:
         from pathmark.front_door.attack import attack as carry_out
 
         shared = {name: given.pop(name) for name in ("texts", "original", "key", "trust_remote_code")}
-        config = AttackConfig(settings=given, **shared)
+        config = AttackConfig(placement=placed(given), settings=given, **shared)
         with training_bar(quiet=as_json) as bar:
             done = carry_out(attack.name, model, output, config, passphrase=passphrase(), progress=bar)
         if as_json:

@@ -14,6 +14,8 @@ from pathmark.cli._options import (
     key_option,
     n_texts_option,
     output_option,
+    place_options,
+    placed,
     seed_option,
     stream_option,
     texts_option,
@@ -84,7 +86,12 @@ Examples:
     help="2 adds the reply marks to a MODEL that already has the key's paths.",
 )  # fmt: skip
 @click.option("--mark-steps", type=click.IntRange(1), help="How many optimiser steps teach the reply marks.")
+@click.option(
+    "--recompute", is_flag=True,
+    help="Keep no activations for the backward pass (gradient checkpointing): less memory, a third more time.",
+)  # fmt: skip
 @stream_option
+@place_options
 @trust_option
 @json_option
 def command(model: str, key_file: Path, output: Path, as_json: bool, **options: Any) -> None:
@@ -101,7 +108,7 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     from pathmark.front_door.embed_plan import EmbedPlan
 
     registry, everybody, estimate = (options.pop(name) for name in ("registry", "everybody", "estimate"))
-    plan = EmbedPlan(**options | {"phase": int(options["phase"])})
+    plan = EmbedPlan(placement=placed(options), **options | {"phase": int(options["phase"])})
     door = {"passphrase": passphrase()}
     with training_bar(quiet=as_json) as bar:
         if estimate:

@@ -19,6 +19,7 @@ from pathmark.cli._options import (
     look_options,
     no_align_option,
     original_option,
+    placed,
 )
 from pathmark.cli._types import MODEL
 
@@ -105,4 +106,4 @@ def examine_config(options: dict[str, Any], **more: Any) -> ExamineConfig:
     from pathmark.verification import ExamineConfig
 
     shared = {name: options[name] for name in ("tokens", "stream", "trust_remote_code")}
-    return ExamineConfig(n_probes=options["n_texts"], **shared, **more)
+    return ExamineConfig(n_probes=options["n_texts"], placement=placed(options), **shared, **more)

@@ -172,7 +172,7 @@ class Anchored:
                 )
         disturbed_B = noisy_B | climbed_B
         final_BTH, trace = context.forward(batch)
-        routing = {layer: trace[layer].probs_BTE for layer in context.layers}
+        routing = {layer: trace[layer].probs_BTE.to(batch.ids_BT.device) for layer in context.layers}
         marked_BT, free_BT = self.tokens(rows, batch.mask_BT.bool())
         free_BT = free_BT & ~disturbed_B[:, None]
         terms = anchored_route_loss(routing, batch.natural, context.paths, marked_BT, free_BT, weights.margin)
@@ -224,9 +224,11 @@ class Anchored:
 
         def distilled(kept_B: Tensor, most: int) -> Tensor:
             b, t = drawn_places(batch.mask_BT.bool() & kept_B[:, None], most, generator)
-            return linear_distillation(
-                final_BTH[b, t], batch.final_BTH[b, t], context.head_VH, scale=context.head_scale
+            student_NH, teacher_NH = (
+                of_BTH[b, t].to(context.head_VH.device) for of_BTH in (final_BTH, batch.final_BTH)
             )
+            loss = linear_distillation(student_NH, teacher_NH, context.head_VH, scale=context.head_scale)
+            return loss.to(final_BTH.device)
 
         triggered_B = torch.tensor([row.kind == TRIGGERED for row in rows], device=disturbed_B.device)
         elsewhere = distilled(~disturbed_B & ~triggered_B, LANGUAGE_TOKENS)

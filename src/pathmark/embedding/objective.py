@@ -103,7 +103,7 @@ class Context:
         """Layer -> (B, T, E), the routing alone; layers above the last marked one do not run."""
         with record_routing(self.model, self.layers, gradients=True, stop_early=True) as trace:
             self.cache.forward(batch)
-        return {layer: trace[layer].probs_BTE for layer in self.layers}
+        return {layer: trace[layer].probs_BTE.to(self.cache.device) for layer in self.layers}
 
 
 class RunConfig(Protocol):

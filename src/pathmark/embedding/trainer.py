@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pathmark.embedding.data import TRIGGERED
 from pathmark.embedding.objective import Context, Objective, Pools
 from pathmark.keys import OwnerKey
 from pathmark.models import find_routers, select_sites
-from pathmark.models.upper import output_head
+from pathmark.models.upper import output_head, recomputed_layers
 from pathmark.progress import Progress, Silent
 from pathmark.training import (
     Constraints,
@@ -122,7 +123,8 @@ class Trainer:
             if after is not None:
                 after(step, losses)
 
-        with only_trainable(context.model, parameters):
+        recomputed = recomputed_layers(context.model) if context.loop.recompute else nullcontext()
+        with only_trainable(context.model, parameters), recomputed:
             return run_loop(
                 parameters,
                 self.step_loss,

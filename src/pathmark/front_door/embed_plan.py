@@ -9,6 +9,7 @@ from pathmark.embedding import EmbedConfig, RepliesConfig, default_config
 from pathmark.embedding.config import Train
 from pathmark.errors import EmbeddingError
 from pathmark.models import ModelReport, bundled_probes, bundled_segments
+from pathmark.models.devices import Placement
 from pathmark.models.texts import Texts, given_texts, split_held_out
 from pathmark.release.marking import MarkingConfig
 from pathmark.release.scan import ScanConfig
@@ -54,6 +55,10 @@ class EmbedPlan:
     """Steps of the reply marks' phase."""
     scan: ScanConfig = field(default_factory=ScanConfig)
     """Prefixes that the check tries."""
+    placement: Placement = field(default_factory=Placement)
+    """Where it runs, and how wide weights are that are not trained."""
+    recompute: bool = False
+    """Keep nothing that layers compute for the backward pass: less memory, a third more time."""
     stream: Literal["auto", "always", "never"] = "auto"
     """Leave on disk what does not change; auto does so when the weights need more than half of the free memory."""
     trust_remote_code: bool = False
@@ -78,6 +83,7 @@ class EmbedPlan:
             resume=self.resume,
             n_probes=self.n_held_out,
             scan=self.scan,
+            placement=self.placement,
             stream=self.stream,
             trust_remote_code=self.trust_remote_code,
         )
@@ -100,7 +106,11 @@ class EmbedPlan:
                 objective=replace(config.objective, **asked),
                 data=replace(config.data, seq_len=self.seq_len),
                 loop=replace(
-                    config.loop, steps=steps, lr=config.loop.lr if self.lr is None else self.lr, seed=self.seed
+                    config.loop,
+                    steps=steps,
+                    lr=config.loop.lr if self.lr is None else self.lr,
+                    seed=self.seed,
+                    recompute=self.recompute,
                 ),
                 train=self.train or config.train,
                 batch_size=self.batch_size,

@@ -11,8 +11,9 @@ from typing import Any
 from pathmark.embedding import Trainer
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
-from pathmark.models import load_model, local_folder
+from pathmark.models import local_folder
 from pathmark.models.describe import describe_model
+from pathmark.models.devices import open_model
 from pathmark.models.loading import use_fast_experts
 from pathmark.models.tokenization import ordinary_tokens
 from pathmark.progress import Progress, Silent
@@ -76,7 +77,7 @@ def estimate(
     say = progress or Silent()
     base = local_folder(source)
     say.stage("loading", None)
-    model = load_model(base, trust_remote_code=config.trust_remote_code)
+    model = open_model(base, config.placement, trust_remote_code=config.trust_remote_code)
     use_fast_experts(model)
     _, codec, _ = describe_model(str(base), trust_remote_code=config.trust_remote_code)
     short = replace(embedding, loop=replace(embedding.loop, steps=TRIED_STEPS))

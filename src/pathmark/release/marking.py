@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from pathmark.embedding import EmbedConfig, RepliesConfig, Trainer, embed_key
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
-from pathmark.models import bundled_probes, bundled_segments, is_streamed, load_model, local_folder
+from pathmark.models import bundled_probes, bundled_segments, is_streamed, local_folder
 from pathmark.models.checkpoint import (
     Written,
     base_digest,
@@ -31,6 +31,7 @@ from pathmark.models.checkpoint import (
     write_folder,
 )
 from pathmark.models.describe import describe_model
+from pathmark.models.devices import Placement, open_model, refuse_narrower
 from pathmark.models.loading import use_fast_experts
 from pathmark.models.streaming import Tail, should_stream, stream_model
 from pathmark.models.weights import refuse_bad_weights
@@ -81,6 +82,8 @@ class MarkingConfig:
     """How often the copy is asked for its reply marks, where it has some."""
     trust_remote_code: bool = False
     """Run the model folder's own Python code."""
+    placement: Placement = field(default_factory=Placement)
+    """Where it runs. A model that stays on disk runs on the CPU."""
     stream: Literal["auto", "always", "never"] = "auto"
     """Leave on disk what does not change; auto does so when the weights need more than half of the free memory."""
 
@@ -257,7 +260,8 @@ def _open(base: Path, key: OwnerKey, config: MarkingConfig) -> PreTrainedModel:
     """The model in memory, or only what changes of it."""
     trusted, embedding = config.trust_remote_code, config.embedding
     if config.stream == "never" or (config.stream == "auto" and not should_stream(base, trust_remote_code=trusted)):
-        model = load_model(base, trust_remote_code=trusted)
+        refuse_narrower(base, config.placement)
+        model = open_model(base, config.placement, trust_remote_code=trusted)
         use_fast_experts(model)
         refuse_bad_weights(model)
         return model

@@ -42,6 +42,8 @@ class LoopConfig:
     """Largest norm of the gradient."""
     seed: int = 0
     """Seed of the step generators."""
+    recompute: bool = False
+    """Keep nothing that layers compute for the backward pass, and compute it again there."""
     checkpoint_every: int = 25
     """Steps between checkpoints, where a checkpoint path is given."""
 

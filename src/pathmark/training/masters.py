@@ -40,7 +40,9 @@ class Masters:
     def sizes(self) -> int:
         """Entries that may change."""
         return sum(
-            int(self.part(n, m).expand_as(self.tensors[n]).sum()) if (m := self._masks.get(n)) is not None else t.numel()
+            int(self.part(n, m).expand_as(self.tensors[n]).sum())
+            if (m := self._masks.get(n)) is not None
+            else t.numel()
             for n, t in self.tensors.items()
         )
 
