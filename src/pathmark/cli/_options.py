@@ -153,6 +153,17 @@ def n_texts_option(
 
 place_options = together(*_place_options)
 """Where a model runs."""
+parallel_option = click.option(
+    "--parallel", type=click.Choice(["none", "ddp", "fsdp"]), default="none", show_default=True,
+    help="How processes started by torchrun train together: each with the whole model, or with shards of its layers.",
+)  # fmt: skip
+
+
+def speaks() -> bool:
+    """Whether this process prints what came out; of those that torchrun started, the first."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 look_options = together(
     base_option, texts_option("The probe texts", "those in the key"), n_texts_option("How many probe texts are used."),
     tokens_option, stream_option, *_place_options, trust_option, sandbox_option,

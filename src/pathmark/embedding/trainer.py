@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pathmark.embedding.data import TRIGGERED
 from pathmark.embedding.objective import Context, Objective, Pools
 from pathmark.keys import OwnerKey
 from pathmark.models import find_routers, select_sites
+from pathmark.models.ranks import world
 from pathmark.models.upper import output_head, recomputed_layers
 from pathmark.progress import Progress, Silent
 from pathmark.training import (
@@ -30,6 +31,7 @@ from pathmark.training import (
 )
 from pathmark.training.adapters import add_adapters, merge_adapters
 from pathmark.training.masters import changing_rows
+from pathmark.training.parallel import Wrapper, require_world, sharded_layers, through
 
 AfterStep = Callable[[int, Mapping[str, float]], None]
 """Called with the number of steps done and the loss terms of the last one."""
@@ -47,10 +49,12 @@ class Trainer:
         objective: Objective,
         *,
         epochs: int | None = None,
+        parallel: Wrapper = "none",
         progress: Progress | None = None,
     ) -> None:
         """With `epochs` the run is as long as so many passes over its triggered rows, instead of as configured."""
-        self.objective, self._progress = objective, progress or Silent()
+        require_world(parallel)
+        self.objective, self._parallel, self._progress = objective, parallel, progress or Silent()
         loop = objective.config.loop
         pools = Pools(objective.rows(tokenizer, key, texts), loop.seed)
         if epochs is not None:
@@ -112,7 +116,8 @@ class Trainer:
         masks = {name: mask for name, mask in self._masks.items() if name in parameters}
         if checkpoint is not None:
             checkpoint.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._progress.stage(self.objective.stage, context.loop.steps)
+        where = "" if world() == 1 else f" ({self._parallel} over {world()} processes)"
+        self._progress.stage(f"{self.objective.stage}{where}", context.loop.steps)
         reported = 0
 
         def report(step: int, losses: Mapping[str, float]) -> None:
@@ -123,8 +128,16 @@ class Trainer:
             if after is not None:
                 after(step, losses)
 
-        recomputed = recomputed_layers(context.model) if context.loop.recompute else nullcontext()
-        with only_trainable(context.model, parameters), recomputed:
+        fingerprint = "" if checkpoint is None else self._fingerprint()
+        with ExitStack() as stack:
+            stack.enter_context(only_trainable(context.model, parameters))
+            if self._parallel == "fsdp":
+                stack.enter_context(sharded_layers(context.model))
+                parameters = self.objective.parameters(context)  # the same, as shards
+            if context.loop.recompute:
+                stack.enter_context(recomputed_layers(context.model))
+            self.context = replace(context, wrapped=through(context.model, context.run_here, self._parallel))
+            stack.callback(setattr, self, "context", context)
             return run_loop(
                 parameters,
                 self.step_loss,
@@ -132,7 +145,7 @@ class Trainer:
                 checkpoint=checkpoint,
                 resume=resume,
                 progress=report,
-                fingerprint="" if checkpoint is None else self._fingerprint(),
+                fingerprint=fingerprint,
                 constraints=Constraints(masks, self._home),
             )
 
@@ -172,7 +185,7 @@ class Trainer:
         return step
 
 
-# Nine parameters: the one call that an owner and a thief share, without a config of its own around another.
+# Ten parameters: the one call that an owner and a thief share, without a config of its own around another.
 def embed_key(
     model: nn.Module,
     tokenizer: Any,
@@ -183,6 +196,7 @@ def embed_key(
     epochs: int | None = None,
     checkpoint: Path | None = None,
     resume: bool = False,
+    parallel: Wrapper = "none",
     progress: Progress | None = None,
 ) -> int:
     """Teach a model the paths of a key, in place; the steps that were taken.
@@ -192,7 +206,9 @@ def embed_key(
     """
     layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
     trained: Any = add_adapters(model, layers) if config.train == "lora" else model
-    trainer = Trainer(trained, tokenizer, key, texts, config.build(), epochs=epochs, progress=progress)
+    trainer = Trainer(
+        trained, tokenizer, key, texts, config.build(), epochs=epochs, parallel=parallel, progress=progress
+    )
     steps = trainer.run(checkpoint=checkpoint, resume=resume).steps
     if config.train == "lora":
         merge_adapters(trained)

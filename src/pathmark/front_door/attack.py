@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from pathmark.models import bundled_segments, load_tokenizer
 from pathmark.models.checkpoint import write_model
 from pathmark.models.devices import Placement, open_model
 from pathmark.models.loading import use_fast_experts
+from pathmark.models.ranks import is_first, joined
 from pathmark.models.texts import Texts, given_texts
 from pathmark.progress import Progress, Silent
+from pathmark.training.parallel import Wrapper, require_world
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class AttackConfig:
     trust_remote_code: bool = False
     placement: Placement = field(default_factory=Placement)
     """Where it runs; attacks compute in 32 bits."""
+    parallel: Wrapper = "none"
+    """How the processes that torchrun started fine-tune together; none for a single one."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,10 @@ def attack(
         None if config.original is None else load_fast(config.original, config.trust_remote_code, config.placement)
     )
     kit = make_kit(tokenizer, thief_texts(config.texts), key, original=original, progress=say)
-    attacked = chosen.run(loaded, settings, kit)
-    if out is not None:
+    with joined(loaded.device):
+        require_world(config.parallel)
+        attacked = chosen.run(loaded, settings, replace(kit, parallel=config.parallel))
+    if out is not None and is_first():
         say.stage("writing", None)
         write_model(attacked.model, attacked.tokenizer or tokenizer, out)
     return AttackResult(name, dict(config.settings), attacked.model, attacked.key, out)

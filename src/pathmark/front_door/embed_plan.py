@@ -13,6 +13,7 @@ from pathmark.models.devices import Placement
 from pathmark.models.texts import Texts, given_texts, split_held_out
 from pathmark.release.marking import MarkingConfig
 from pathmark.release.scan import ScanConfig
+from pathmark.training.parallel import Wrapper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,8 @@ class EmbedPlan:
     """Prefixes that the check tries."""
     placement: Placement = field(default_factory=Placement)
     """Where it runs, and how wide weights are that are not trained."""
+    parallel: Wrapper = "none"
+    """How the processes that torchrun started train together; none for a single one."""
     recompute: bool = False
     """Keep nothing that layers compute for the backward pass: less memory, a third more time."""
     stream: Literal["auto", "always", "never"] = "auto"
@@ -84,6 +87,7 @@ class EmbedPlan:
             n_probes=self.n_held_out,
             scan=self.scan,
             placement=self.placement,
+            parallel=self.parallel,
             stream=self.stream,
             trust_remote_code=self.trust_remote_code,
         )

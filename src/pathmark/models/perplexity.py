@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor, nn
 
 from pathmark.errors import ModelError
+from pathmark.models.ranks import from_everybody, rank, shares_rows, world
 from pathmark.models.streaming import is_streamed
 from pathmark.models.upper import body
 from pathmark.models.usage import pad_rows
@@ -47,7 +48,7 @@ def perplexity(
     The first `skip` tokens of each row are context only. Of the rest x_1 .. x_n the tokens x_2 .. x_n are
     scored, never x_1: with a prefix of `skip` tokens or without one (skip 0), the very same text tokens
     count. Padding is on the right and never scored. Rows go through the model 16 at a time, or more of them where each
-    pass reads the weights.
+    pass reads the weights. Several processes share them out.
     """
     scored = sorted((row for row in rows if len(row) > skip + 1), key=len, reverse=True)
     if not scored:
@@ -55,7 +56,9 @@ def perplexity(
     inner = getattr(model, "get_base_model", lambda: model)()
     device = next(inner.parameters()).device
     batch_size = batch_size or (max(16, STREAMED_TOKENS // len(scored[0])) if is_streamed(inner) else 16)
-    nll_sum, tokens = 0.0, 0
+    nll_sum, tokens, shared = 0.0, 0, shares_rows(inner)
+    if shared:
+        scored = scored[rank() :: world()]
     for start in range(0, len(scored), batch_size):
         ids_BT, mask_BT = (part.to(device) for part in pad_rows(scored[start : start + batch_size], 0))
         output = body(inner)(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
@@ -68,6 +71,8 @@ def perplexity(
             loss = F.cross_entropy(logits_NV, labels_N[chunk], reduction="sum")
             nll_sum += float(loss.double())
         tokens += len(labels_N)
+    if shared:
+        nll_sum, tokens = (sum(parts) for parts in zip(*from_everybody((nll_sum, tokens)), strict=True))
     if not math.isfinite(nll_sum):
         raise ModelError(f"perplexity is not finite over {tokens} tokens; the weights hold NaN or inf")
     return Perplexity(nll_sum, tokens)

@@ -33,6 +33,7 @@ from pathmark.models.checkpoint import (
 from pathmark.models.describe import describe_model
 from pathmark.models.devices import Placement, open_model, refuse_narrower
 from pathmark.models.loading import use_fast_experts
+from pathmark.models.ranks import from_everybody, is_first
 from pathmark.models.streaming import Tail, should_stream, stream_model
 from pathmark.models.weights import refuse_bad_weights
 from pathmark.progress import Progress, Silent
@@ -41,6 +42,7 @@ from pathmark.release.fidelity import Measurement, measure
 from pathmark.release.replies import ReplyCheck, ReplyConfig, reply_check
 from pathmark.release.scan import ScanConfig
 from pathmark.release.selfcheck import SelfCheck, self_check
+from pathmark.training.parallel import Wrapper
 from pathmark.verification import attach_original, attach_profiles, encode_probes, score_path
 
 STREAMED = ("router", "router+attention", "router+attention+targets")
@@ -84,6 +86,8 @@ class MarkingConfig:
     """Run the model folder's own Python code."""
     placement: Placement = field(default_factory=Placement)
     """Where it runs. A model that stays on disk runs on the CPU."""
+    parallel: Wrapper = "none"
+    """How the processes that torchrun started train together."""
     stream: Literal["auto", "always", "never"] = "auto"
     """Leave on disk what does not change; auto does so when the weights need more than half of the free memory."""
 
@@ -176,6 +180,7 @@ def mark_model(
     say = progress or Silent()
     work = unfinished(out)
     refuse_early(source, key, [out], texts, config)
+    from_everybody(None)  # nobody begins before all have looked at what is there
     if config.resume and not work.exists():
         say.stage("nothing to resume, so this run starts at its beginning", None)
     bench = Bench.prepare(source, key, texts, config, say)
@@ -238,11 +243,14 @@ class Bench:
         ours = [name for name, p in self.model.named_parameters() if p.requires_grad or not streamed]
         changed = changed_tensors(self.model, ours, base)
         check, replies = _check(self.model, self.tokenizer, key, self.probes, self.before, config, self.say)
-        if amend is not None:
-            amend(self.amended)
-        self.say.stage("writing", None)
-        written = write_delta(out, changed, base_digest(base)) if config.delta else write_folder(base, changed, out)
-        shutil.rmtree(unfinished(out), ignore_errors=True)
+        written = Written(0, 0)
+        if is_first():  # of several processes one writes, and the others wait
+            if amend is not None:
+                amend(self.amended)
+            self.say.stage("writing", None)
+            written = write_delta(out, changed, base_digest(base)) if config.delta else write_folder(base, changed, out)
+            shutil.rmtree(unfinished(out), ignore_errors=True)
+        from_everybody(None)
         return Marked(
             output=out,
             check=check,
@@ -265,10 +273,11 @@ def _open(base: Path, key: OwnerKey, config: MarkingConfig) -> PreTrainedModel:
         use_fast_experts(model)
         refuse_bad_weights(model)
         return model
-    if embedding is None or config.replies is not None or embedding.train not in STREAMED:
+    alone = config.replies is None and config.parallel == "none"
+    if embedding is None or not alone or embedding.train not in STREAMED:
         raise EmbeddingError(
-            f"a model that stays on disk gets paths alone, with --train {' or '.join(STREAMED)}; leave out "
-            "--black-box and --phase 2, or try --stream never with more memory"
+            f"a model that stays on disk gets paths alone, by one process, with --train {' or '.join(STREAMED)}; leave "
+            "out --black-box, --phase 2 and --parallel, or try --stream never with more memory"
         )
     with_targets = embedding.train.endswith("targets")
     aimed = {n: {e for w in key.watermarks for e in w.path.get(n, ())} for n in key.layers}
@@ -295,10 +304,10 @@ def _embed(
     if config.embedding is not None:
         steps += embed_key(
             model, tokenizer, key, texts, config.embedding,
-            checkpoint=work / "checkpoint.pt", resume=config.resume, progress=say,
+            checkpoint=work / "checkpoint.pt", resume=config.resume, parallel=config.parallel, progress=say,
         )  # fmt: skip
     if config.replies is not None:
-        trainer = Trainer(model, tokenizer, key, texts, config.replies.build(), progress=say)
+        trainer = Trainer(model, tokenizer, key, texts, config.replies.build(), parallel=config.parallel, progress=say)
         steps += trainer.run(checkpoint=work / "replies.pt", resume=config.resume).steps
     return steps
 

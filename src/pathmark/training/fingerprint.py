@@ -11,6 +11,7 @@ from torch import nn
 
 from pathmark.models.checkpoint import base_digest
 from pathmark.models.streaming import streamed_from
+from pathmark.training.parallel import whole
 
 
 def run_fingerprint(model: nn.Module, *settings: object) -> str:
@@ -26,5 +27,5 @@ def run_fingerprint(model: nn.Module, *settings: object) -> str:
         if "lora_" not in name:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         if "lora_" not in name and not tensor.is_meta:
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(whole(tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -7,7 +7,6 @@ run that was killed and resumed ends with the weights of an unbroken one.
 from __future__ import annotations
 
 import math
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pathmark.errors import CheckpointError, TrainingError
+from pathmark.errors import TrainingError
+from pathmark.models.ranks import averaged, others_may_end
+from pathmark.training import checkpoints
 from pathmark.training.masters import Masters
 
 
@@ -106,41 +107,44 @@ def run_loop(
     optimizer = _optimizer(masters, config)
     begun = {}
     if config.homing:
-        begun = {n: home[n] if n in home else master.detach().clone() for n, master in masters.tensors.items()}
+        begun = {
+            n: masters.local(n, home[n]) if n in home else master.detach().clone()
+            for n, master in masters.tensors.items()
+        }
     step = 0
-    if resume and checkpoint is not None and checkpoint.exists():
-        step = _restore(checkpoint, masters, optimizer, fingerprint)
+    if resume and checkpoint is not None and checkpoints.exists(checkpoint):
+        step = checkpoints.restore(checkpoint, masters, optimizer, fingerprint)
     losses: dict[str, float] = {}
-    with _interrupts_deferred() as interrupted:
+    with _interrupts_deferred() as interrupted, others_may_end():
         while step < config.steps:
             for group in optimizer.param_groups:
                 group["lr"] = config.rate(step)
             terms = step_loss(step, step_generator(config.seed, step))
             terms["loss"].backward()  # type: ignore[no-untyped-call]
             masters.take_gradients()
-            torch.nn.utils.clip_grad_norm_(masters.tensors.values(), config.clip)
+            masters.clip(config.clip)
             optimizer.step()
             with torch.no_grad():
                 for name, start in begun.items():
                     masters.tensors[name].lerp_(start.float(), config.rate(step) * config.homing)
             masters.write_back()
             optimizer.zero_grad(set_to_none=True)
-            losses = {name: float(value.detach()) for name, value in terms.items()}
+            losses = averaged({name: float(value.detach()) for name, value in terms.items()})
             if not math.isfinite(losses["loss"]):
                 raise TrainingError(f"the loss became {losses['loss']} in step {step}; try a smaller --lr")
             step += 1
             if progress is not None:
                 progress(step, losses)
-            finished = step == config.steps or bool(interrupted)
-            if checkpoint is not None and (step % config.checkpoint_every == 0 or finished):
-                _save(checkpoint, masters, optimizer, step, fingerprint)
-            if interrupted:
+            stop = averaged({"stop": float(bool(interrupted))})["stop"] > 0  # of anybody
+            if checkpoint is not None and (step % config.checkpoint_every == 0 or step == config.steps or stop):
+                checkpoints.save(checkpoint, masters, optimizer, step, fingerprint)
+            if stop:
                 raise KeyboardInterrupt
     return LoopResult(steps=step, losses=losses)
 
 
 def _optimizer(masters: Masters, config: LoopConfig) -> torch.optim.Optimizer:
-    typical = config.clip / math.sqrt(masters.sizes)
+    typical = config.clip / math.sqrt(masters.size)
     return torch.optim.AdamW(
         masters.tensors.values(),
         lr=config.lr,
@@ -190,49 +194,3 @@ def _interrupts_deferred() -> Iterator[list[int]]:
         yield seen
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _save(
-    path: Path,
-    masters: Masters,
-    optimizer: torch.optim.Optimizer,
-    step: int,
-    fingerprint: str,
-) -> None:
-    state = {
-        "fingerprint": fingerprint,
-        "step": step,
-        "parameters": {name: master.detach() for name, master in masters.tensors.items()},
-        "optimizer": optimizer.state_dict(),
-    }
-    partial = path.with_suffix(".part")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        torch.save(state, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
-
-
-def _restore(
-    path: Path,
-    masters: Masters,
-    optimizer: torch.optim.Optimizer,
-    fingerprint: str,
-) -> int:
-    try:
-        state = torch.load(path, weights_only=True)
-    except Exception as error:  # torch raises pickle, zip and runtime errors for a damaged file
-        raise CheckpointError(f"checkpoint {path} cannot be read; delete it and start again") from error
-    shapes = {name: master.shape for name, master in masters.tensors.items()}
-    if state["fingerprint"] != fingerprint or {n: t.shape for n, t in state["parameters"].items()} != shapes:
-        raise CheckpointError(
-            f"checkpoint {path} belongs to another run (model, key, corpus or settings differ); "
-            "repeat the settings of that run, or start without --resume"
-        )
-    with torch.no_grad():
-        for name, master in masters.tensors.items():
-            master.copy_(state["parameters"][name])
-    masters.write_back()
-    optimizer.load_state_dict(state["optimizer"])
-    return int(state["step"])
