@@ -42,7 +42,7 @@ def shards_of(path: Path) -> Path:
     return path.with_suffix(".shards")
 
 
-def exists(path: Path) -> bool:
+def resumable(path: Path) -> bool:
     """Whether there is something to resume."""
     return path.exists() or shards_of(path).is_dir()
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pathmark.errors import TrainingError
 from pathmark.models.ranks import averaged, others_may_end
-from pathmark.training import checkpoints
+from pathmark.training.checkpoints import restore, resumable, save
 from pathmark.training.masters import Masters
 
 
@@ -112,8 +112,8 @@ def run_loop(
             for n, master in masters.tensors.items()
         }
     step = 0
-    if resume and checkpoint is not None and checkpoints.exists(checkpoint):
-        step = checkpoints.restore(checkpoint, masters, optimizer, fingerprint)
+    if resume and checkpoint is not None and resumable(checkpoint):
+        step = restore(checkpoint, masters, optimizer, fingerprint)
     losses: dict[str, float] = {}
     with _interrupts_deferred() as interrupted, others_may_end():
         while step < config.steps:
@@ -137,7 +137,7 @@ def run_loop(
                 progress(step, losses)
             stop = averaged({"stop": float(bool(interrupted))})["stop"] > 0  # of anybody
             if checkpoint is not None and (step % config.checkpoint_every == 0 or step == config.steps or stop):
-                checkpoints.save(checkpoint, masters, optimizer, step, fingerprint)
+                save(checkpoint, masters, optimizer, step, fingerprint)
             if stop:
                 raise KeyboardInterrupt
     return LoopResult(steps=step, losses=losses)
