@@ -38,13 +38,13 @@ def mine(tensor: Tensor) -> Tensor:
 def sharded_layers(model: nn.Module) -> Iterator[None]:
     """Inside the block every process holds a shard of each decoder layer; after it, all of the weights as they are."""
     layers = list(layer_stack(model, find_routers(model)[0]))
-    classes = {layer: type(layer) for layer in layers}
+    classes = {layer: (type(layer), set(vars(layer))) for layer in layers}
     for layer in layers:
         fully_shard(layer)
     _require_shards(layers)
     yield  # where a run fails, others may be gone: nothing is gathered, and the model is of no further use
     for layer in layers:
-        _unwrap(layer, classes[layer])
+        _unwrap(layer, *classes[layer])
 
 
 def _require_shards(layers: list[nn.Module]) -> None:
@@ -56,7 +56,7 @@ def _require_shards(layers: list[nn.Module]) -> None:
             raise RanksError(f"expected a shard of each layer per process, got {held:,} of {needed:,} parameters")
 
 
-def _unwrap(layer: Any, kind: type[nn.Module]) -> None:
+def _unwrap(layer: Any, kind: type[nn.Module], had: set[str]) -> None:
     """The plain layer again. torch has no way back of its own, so its hooks are removed by hand."""
     layer.reshard()
     full = {name: (whole(p.detach()), p.requires_grad) for name, p in layer.named_parameters()}
@@ -64,6 +64,11 @@ def _unwrap(layer: Any, kind: type[nn.Module]) -> None:
     state._pre_forward_hook_handle.remove()
     state._post_forward_hook_handle.remove()
     layer.__class__ = kind
+    for name in set(vars(layer)) - had:  # torch's own notes, which hold the group of processes: no copy could be made
+        del vars(layer)[name]
+    for module in layer.modules():
+        module._state_dict_pre_hooks.clear()
+        module._load_state_dict_pre_hooks.clear()
     for name, (value, trainable) in full.items():
         owner, _, leaf = name.rpartition(".")
         layer.get_submodule(owner)._parameters[leaf] = nn.Parameter(value.clone(), requires_grad=trainable)
