@@ -22,7 +22,7 @@ shell completion.
 ATTACKS_HEAD = """### The attacks
 
 `pathmark attack NAME --help` says what its adversary knows. Besides the options here each takes `-o`, `--texts`,
-`--original`, `--key`, `--trust-remote-code` and `--json`.
+`--original`, `--key`, `--device`, `--dtype`, `--parallel`, `--trust-remote-code` and `--json`.
 
 | attack | what it does | options |
 |---|---|---|

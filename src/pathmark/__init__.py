@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from pathmark.front_door.inspection import inspect_model as inspect_model
     from pathmark.front_door.make_key import MadeKey as MadeKey
     from pathmark.front_door.make_key import make_key as make_key
+    from pathmark.front_door.plan import PlanConfig as PlanConfig
+    from pathmark.front_door.plan import plan as plan
     from pathmark.front_door.report import Report as Report
     from pathmark.front_door.report import report as report
     from pathmark.front_door.schemes import MadeSchemeKey as MadeSchemeKey
@@ -100,6 +102,7 @@ _HOMES = {
     "front_door.embed": "Embedded embed",
     "front_door.embed_all": "Copies embed_all",
     "front_door.embed_plan": "EmbedPlan",
+    "front_door.plan": "PlanConfig plan",
     "front_door.bundle": "EvidenceConfig",
     "front_door.evidence": "EvidenceCheck Replay check_evidence replay_evidence",
     "front_door.inspection": "InspectConfig Inspection inspect_model",

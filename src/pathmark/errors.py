@@ -30,6 +30,10 @@ class TrainingError(PathmarkError, ValueError):
     """A training, an owner's or a thief's, that may not start or could not finish."""
 
 
+class RanksError(PathmarkError):
+    """Of several processes that work together, one ended or none should be there."""
+
+
 class CheckpointError(TrainingError):
     """A checkpoint that is damaged or belongs to another run."""
 

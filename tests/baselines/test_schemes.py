@@ -50,7 +50,7 @@ QUICK = {
         "length": 24,
         "target_letters": 8,
     },
-    "eaaw": {"bits": 24, "steps": 30, "lr": 0.03, "length": 24, "batch_size": 4},
+    "eaaw": {"bits": 24, "steps": 40, "lr": 0.01, "length": 24, "batch_size": 4},
 }
 """Settings with which each can be seen on a random model in seconds."""
 

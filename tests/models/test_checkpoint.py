@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 
 import pytest
@@ -10,7 +12,8 @@ import zoo
 from safetensors.torch import load_file
 
 from pathmark.errors import ModelError
-from pathmark.models import load_model
+from pathmark.keys import digests
+from pathmark.models import checkpoint, load_model
 from pathmark.models.checkpoint import (
     apply_delta,
     base_digest,
@@ -74,6 +77,68 @@ def test_base_and_delta_give_the_same_folder(tmp_path):
     assert whole == sorted(p.relative_to(tmp_path / "rebuilt") for p in (tmp_path / "rebuilt").rglob("*"))
     for name in whole:
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "rebuilt" / name).read_bytes()
+
+
+def test_unchanged_shards_are_shared_and_not_read_again(tmp_path, monkeypatch):
+    base = make_base(tmp_path / "base", "qwen2_moe")
+    for file in base.iterdir():
+        os.utime(file, (1e9, 1e9))
+    monkeypatch.setattr(digests, "_SETTLED_NS", -1)  # as if the files had been there for a while
+    before = base_digest(base)
+    name = "model.layers.3.mlp.gate.weight"
+    place = stored_tensors(base)[name]
+    written = write_folder(base, {name: torch.zeros(8, 32, dtype=torch.bfloat16)}, tmp_path / "out")
+    shards = sorted(base.glob("*.safetensors"))
+    assert len(shards) > 2
+    for shard in shards:
+        copy = tmp_path / "out" / shard.name
+        assert (copy.read_bytes() == shard.read_bytes()) == (shard != place.file)
+        if shard == place.file:  # never written through a link into the base
+            assert copy.stat().st_ino != shard.stat().st_ino
+    small = sum(f.stat().st_size for f in base.iterdir() if f.suffix != ".safetensors")
+    sizes = {shard: shard.stat().st_size for shard in shards}
+    assert written.changed == 8 * 32 * 2
+    assert written.written == sizes[place.file] + small
+    assert written.shared == sum(sizes.values()) - sizes[place.file]
+    assert base_digest(base) == before
+    read = []
+    monkeypatch.setattr(digests, "sha256", lambda: read.append(1) or hashlib.sha256())
+    assert base_digest(tmp_path / "out") != before
+    assert len(read) == 1  # the shard that changed
+
+
+def test_where_nothing_can_be_shared_everything_is_copied(tmp_path, monkeypatch):
+    base = make_base(tmp_path / "base", "qwen2_moe")
+    monkeypatch.setattr(checkpoint, "share_file", lambda source, target: False)
+    written = write_folder(base, {}, tmp_path / "out")
+    assert written.shared == written.changed == 0
+    assert written.written == sum(file.stat().st_size for file in base.iterdir())
+    for file in base.iterdir():
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
+        assert (tmp_path / "out" / file.name).stat().st_ino != file.stat().st_ino
+
+
+def test_a_clone_or_a_link_is_tried_and_failure_leaves_nothing(tmp_path, monkeypatch):
+    source = tmp_path / "a"
+    source.write_bytes(b"weights")
+    assert checkpoint.share_file(source, tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"weights"
+
+    def refuse(*args):
+        raise OSError
+
+    monkeypatch.setattr(checkpoint, "_clone", refuse)
+    monkeypatch.setattr(os, "link", refuse)
+    assert not checkpoint.share_file(source, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_file_that_changes_is_read_again(tmp_path):
+    file = tmp_path / "a"
+    file.write_bytes(b"one")
+    first = digests.file_digest(file)
+    file.write_bytes(b"two")  # the same size, within the same tick of the clock
+    assert digests.file_digest(file) != first
 
 
 def test_wrong_bases_and_damaged_deltas_are_refused(tmp_path):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from pathmark.errors import AttackError, CheckpointError, DivergedError, Trainin
 from pathmark.models import device_of, find_routers, pad_rows
 from pathmark.models.loading import use_fast_experts
 from pathmark.models.parts import part_parameters
+from pathmark.models.ranks import my_share, world
 from pathmark.training import (
     LoopConfig,
     learning_rate,
@@ -31,6 +33,7 @@ from pathmark.training import (
     run_loop,
 )
 from pathmark.training.adapters import add_adapters, merge_adapters
+from pathmark.training.parallel import Wrapper, sharded_layers, through
 from pathmark.training.text import TextBatches, all_parameters, language_loss
 
 LORA_RANK = 8
@@ -119,9 +122,17 @@ def train_on_text(
     batches = TextBatches([len(row) for row in rows], how.batch_size, how.seed)
     device, pad = device_of(model), padding_of(kit)
 
+    @cache
+    def run() -> Callable[..., Tensor]:  # at the first step, when it is known what is trained
+        return through(model, partial(language_loss, model), kit.parallel)
+
     def step_loss(step: int, generator: torch.Generator) -> dict[str, Tensor]:
-        ids_BT, mask_BT = pad_rows([rows[i] for i in batches.at(step)], pad, device)
-        return {"loss": language_loss(model, ids_BT, mask_BT)}
+        chosen = [rows[i] for i in batches.at(step)]
+        share = [chosen[i] for i in my_share(len(chosen))]
+        scored, ours = (sum(len(row) - 1 for row in some) for some in (chosen, share))
+        # without a row of one's own, any: it counts nothing
+        ids_BT, mask_BT = pad_rows(share or chosen[:1], pad, device)
+        return {"loss": run()(ids_BT, mask_BT) * (world() * ours / scored)}
 
     def after(step: int) -> None:
         if each_epoch is not None and step % batches.per_epoch == 0:
@@ -158,8 +169,13 @@ def optimise(
         if after is not None:
             after(step)
 
-    with only_trainable(model, parameters), thiefs_errors(stage):
+    with only_trainable(model, parameters), thiefs_errors(stage), _spread(model, kit.parallel):
+        parameters = {name: p for name, p in model.named_parameters() if name in parameters}  # shards, with FSDP
         run_loop(parameters, step_loss, loop, progress=report, checkpoint=checkpoint, resume=True, fingerprint=run)
+
+
+def _spread(model: nn.Module, parallel: Wrapper) -> AbstractContextManager[None]:
+    return sharded_layers(model) if parallel == "fsdp" else nullcontext()
 
 
 @contextmanager

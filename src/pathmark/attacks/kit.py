@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from pathmark.errors import AttackError
 from pathmark.keys import OwnerKey
 from pathmark.progress import Progress, Silent
+from pathmark.training.parallel import Wrapper
 
 
 class Embedding(Protocol):
@@ -59,6 +60,8 @@ class Kit:
     embed: Embedding | None = None
     """The scheme itself, for a thief who has this package too."""
     progress: Progress = field(default_factory=Silent)
+    parallel: Wrapper = "none"
+    """How several processes train together."""
     unfinished: Path | None = None
     """Folder where training leaves its checkpoints; the same training on the same weights goes on from them."""
 

@@ -16,6 +16,7 @@ from pathmark.cli._types import COMMITMENT, KEY, MODEL, NEW, REGISTRY, ROOTS, SH
 from pathmark.errors import VerificationError
 
 if TYPE_CHECKING:
+    from pathmark.models.devices import Placement
     from pathmark.verification import Criteria
 
 EXPECTS_PLAIN = "pathmark.expects_plain"
@@ -41,6 +42,16 @@ base_option = click.option(
     "--base", type=MODEL, help="The base model of a peft adapter; what its config names is the suspect's choice."
 )
 trust_option = click.option("--trust-remote-code", is_flag=True, help="Run the model folder's own Python code.")
+_place_options = [
+    click.option(
+        "--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]|mps",
+        help="Where the model runs; auto takes the first accelerator, and spreads over several what one cannot hold.",
+    ),
+    click.option(
+        "--dtype", type=click.Choice(["auto", "bf16", "fp32"]), default="auto", show_default=True,
+        help="The type of weights that are not trained; auto keeps bf16 on accelerators. Routers are in 32 bits.",
+    ),
+]  # fmt: skip
 sandbox_option = click.option(
     "--no-sandbox", is_flag=True, envvar="PATHMARK_NO_SANDBOX",
     help="Read the suspect in this process, not in one without network and with bounded memory and patience.",
@@ -71,6 +82,13 @@ endpoint_option = click.option(
 seed_option = click.option(
     "--seed", type=int, default=0, show_default=True, help="The seed of everything that is drawn."
 )
+
+
+def placed(options: dict[str, Any]) -> Placement:
+    """Where to run, taken out of a command's options."""
+    from pathmark.models.devices import Placement
+
+    return Placement(device=options.pop("device"), dtype=options.pop("dtype"))
 
 
 def together(*options: Decorator) -> Decorator:
@@ -133,9 +151,22 @@ def n_texts_option(
     return click.option("--n-texts", type=click.IntRange(least), default=default, show_default=shown, help=help_text)
 
 
+place_options = together(*_place_options)
+"""Where a model runs."""
+parallel_option = click.option(
+    "--parallel", type=click.Choice(["none", "ddp", "fsdp"]), default="none", show_default=True,
+    help="How processes started by torchrun train together: each with the whole model, or with shards of its layers.",
+)  # fmt: skip
+
+
+def speaks() -> bool:
+    """Whether this process prints what came out; of those that torchrun started, the first."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 look_options = together(
     base_option, texts_option("The probe texts", "those in the key"), n_texts_option("How many probe texts are used."),
-    tokens_option, stream_option, trust_option, sandbox_option,
+    tokens_option, stream_option, *_place_options, trust_option, sandbox_option,
 )  # fmt: skip
 """How a suspect's weights are looked at."""
 

@@ -15,7 +15,11 @@ from pathmark.cli._options import (
     json_option,
     original_option,
     output_option,
+    parallel_option,
+    place_options,
+    placed,
     plain_option,
+    speaks,
     texts_option,
     trust_option,
 )
@@ -28,6 +32,8 @@ SHARED = (
         "--key", type=KEY, help="Lets the thief know the marked layers and targets, where the attack needs them."
     ),
     plain_option,
+    place_options,
+    parallel_option,
     trust_option,
     json_option,
 )
@@ -97,10 +103,12 @@ def _command(attack: Attack[Any]) -> click.Command:
         from pathmark.front_door.attack import AttackConfig
         from pathmark.front_door.attack import attack as carry_out
 
-        shared = {name: given.pop(name) for name in ("texts", "original", "key", "trust_remote_code")}
-        config = AttackConfig(settings=given, **shared)
+        shared = {name: given.pop(name) for name in ("texts", "original", "key", "parallel", "trust_remote_code")}
+        config = AttackConfig(placement=placed(given), settings=given, **shared)
         with training_bar(quiet=as_json) as bar:
             done = carry_out(attack.name, model, output, config, passphrase=passphrase(), progress=bar)
+        if not speaks():
+            return
         if as_json:
             echo_json(done.summary())
         else:

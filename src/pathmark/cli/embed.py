@@ -14,7 +14,12 @@ from pathmark.cli._options import (
     key_option,
     n_texts_option,
     output_option,
+    parallel_option,
+    place_options,
+    placed,
     seed_option,
+    speaks,
+    stream_option,
     texts_option,
     trust_option,
 )
@@ -87,6 +92,13 @@ Examples:
     help="2 adds the reply marks to a MODEL that already has the key's paths.",
 )  # fmt: skip
 @click.option("--mark-steps", type=click.IntRange(1), help="How many optimiser steps teach the reply marks.")
+@click.option(
+    "--recompute", is_flag=True,
+    help="Keep no activations for the backward pass (gradient checkpointing): less memory, a third more time.",
+)  # fmt: skip
+@stream_option
+@place_options
+@parallel_option
 @trust_option
 @json_option
 def command(model: str, key_file: Path, output: Path, as_json: bool, **options: Any) -> None:
@@ -106,15 +118,17 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     from pathmark.front_door.embed_plan import EmbedPlan
 
     registry, everybody, estimate = (options.pop(name) for name in ("registry", "everybody", "estimate"))
-    plan = EmbedPlan(**options | {"phase": int(options["phase"])})
+    plan = EmbedPlan(placement=placed(options), **options | {"phase": int(options["phase"])})
     door = {"passphrase": passphrase()}
-    with training_bar(quiet=as_json) as bar:
+    with training_bar(quiet=as_json or not speaks()) as bar:
         if estimate:
             result: Any = estimate_embedding(model, key_file, plan, registry=registry, progress=bar, **door)
         elif everybody:
             result = embed_all(model, key_file, registry, output, plan, progress=bar, **door)
         else:
             result = embed(model, key_file, output, plan, progress=bar, **door)
+    if not speaks():
+        sys.exit(0)
     if as_json:
         echo_json(result.summary())
     elif estimate or everybody:

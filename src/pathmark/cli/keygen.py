@@ -8,7 +8,7 @@ from typing import IO, Any
 import click
 
 from pathmark.cli._keys import echo_json, new_passphrase, render_key
-from pathmark.cli._options import json_option, output_option, texts_option, trust_option
+from pathmark.cli._options import json_option, output_option, place_options, placed, texts_option, trust_option
 from pathmark.cli._schemes import make_key as make_key_of_scheme
 from pathmark.cli._schemes import scheme_option
 from pathmark.cli._types import MODEL
@@ -69,6 +69,7 @@ def _lines(context: click.Context, option: click.Parameter, file: IO[str] | None
 @click.option(
     "--set", "given", multiple=True, metavar="NAME=VALUE", help="With --scheme: one of its settings; repeatable."
 )
+@place_options
 @trust_option
 @json_option
 def command(model: str, output: Path, plain: bool, as_json: bool, **options: Any) -> None:
@@ -87,7 +88,9 @@ def command(model: str, output: Path, plain: bool, as_json: bool, **options: Any
     from pathmark.release.planning import KeyPlan
 
     options["layers"] = tuple(parse_layers(text) for text in options["layers"])
-    made = make_key(model, KeyPlan(**options), output=output, passphrase=new_passphrase, plain=plain)
+    made = make_key(
+        model, KeyPlan(placement=placed(options), **options), output=output, passphrase=new_passphrase, plain=plain
+    )
     if as_json:
         echo_json(made.summary())
         return

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "pathmark.cli.inspect",
         "Show a model's routers, its capacity and what PathMark can do with it.",
     ),
+    "plan": ("pathmark.cli.plan", "Say what embedding, verifying and attacking a model take, from its config alone."),
     "doctor": ("pathmark.cli.doctor", "Show versions, devices, memory and optional parts, and what to install."),
     "keygen": ("pathmark.cli.keygen", "Make a key for a model."),
     "key": ("pathmark.cli.key", "Show, reveal, back up and restore a key; change its passphrase."),

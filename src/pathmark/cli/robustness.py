@@ -14,6 +14,8 @@ from pathmark.cli._options import (
     n_texts_option,
     original_option,
     output_option,
+    place_options,
+    placed,
     seed_option,
     texts_option,
     trust_option,
@@ -56,6 +58,7 @@ Examples:
     "--trials", type=click.IntRange(0), default=0, show_default=True, help="Black-box trials after each attack."
 )
 @seed_option
+@place_options
 @trust_option
 @json_option
 def command(model: str, key_file: Path, output: Path, as_json: bool, **options: Any) -> None:
@@ -73,7 +76,10 @@ def command(model: str, key_file: Path, output: Path, as_json: bool, **options: 
     from pathmark.front_door.robustness import RobustnessPlan, measure_robustness
 
     measures = {name: options.pop(name) for name in ("trials", "seed", "hours")}
-    plan = RobustnessPlan(measure=RobustnessConfig(n_probes=options.pop("n_texts"), **measures), **options)
+    placement = placed(options)
+    plan = RobustnessPlan(
+        placement=placement, measure=RobustnessConfig(n_probes=options.pop("n_texts"), **measures), **options
+    )
     if scheme is not None:
         robustness_of_scheme(scheme, model, key_file, output, plan, as_json)
         return

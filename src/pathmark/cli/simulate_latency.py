@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pathmark.cli._keys import echo_json, passphrase
-from pathmark.cli._options import json_option, key_option, n_texts_option, texts_option
+from pathmark.cli._options import json_option, key_option, n_texts_option, place_options, placed, texts_option
 from pathmark.cli._types import MODEL
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ Examples:
 @texts_option("The texts to route")
 @n_texts_option()
 @click.option("--tokens", type=click.IntRange(4), default=256, show_default=True, help="Tokens of each text.")
+@place_options
 @json_option
 def command(model: str, key_file: Path, as_json: bool, **options: Any) -> None:
     """Simulate what a mark costs where a model's experts are spread over devices.
@@ -45,7 +46,8 @@ def command(model: str, key_file: Path, as_json: bool, **options: Any) -> None:
     """
     from pathmark.front_door.latency import SimulationConfig, simulate_latency
 
-    simulated = simulate_latency(model, key_file, SimulationConfig(**options), passphrase=passphrase())
+    config = SimulationConfig(run_on=placed(options), **options)
+    simulated = simulate_latency(model, key_file, config, passphrase=passphrase())
     if as_json:
         echo_json(simulated.summary())
     else:

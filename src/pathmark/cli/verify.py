@@ -19,6 +19,7 @@ from pathmark.cli._options import (
     look_options,
     no_align_option,
     original_option,
+    placed,
 )
 from pathmark.cli._schemes import scheme_option
 from pathmark.cli._schemes import verify as verify_with_scheme
@@ -111,4 +112,4 @@ def examine_config(options: dict[str, Any], **more: Any) -> ExamineConfig:
     from pathmark.verification import ExamineConfig
 
     shared = {name: options[name] for name in ("tokens", "stream", "trust_remote_code")}
-    return ExamineConfig(n_probes=options["n_texts"], **shared, **more)
+    return ExamineConfig(n_probes=options["n_texts"], placement=placed(options), **shared, **more)

@@ -18,6 +18,8 @@ from pathmark.cli._options import (
     judge_options,
     judged_by,
     key_option,
+    place_options,
+    placed,
     require_somebody,
     trust_option,
 )
@@ -48,6 +50,7 @@ Examples:
 @click.option("--log", type=PATH, help="Keep every exchange in this file; an interrupted run goes on from it.")
 @click.option("--redact", is_flag=True, help="Keep digests instead of prompts and replies in the log.")
 @evidence_options
+@place_options
 @trust_option
 @json_option
 def command(suspect: str, key_file: Path, as_json: bool, **options: Any) -> None:
@@ -69,7 +72,7 @@ def command(suspect: str, key_file: Path, as_json: bool, **options: Any) -> None
         "log", "redact", "trust_remote_code",
     )  # fmt: skip
     given = {name: options[name] for name in names}
-    config = ApiConfig(**given, keep=options["evidence"] is not None, **judged_by(options))
+    config = ApiConfig(**given, placement=placed(options), keep=options["evidence"] is not None, **judged_by(options))
     with Bar(quiet=as_json) as bar:
         found = verify_api(suspect, key_file, config, passphrase=passphrase(), progress=bar)
     finish(found, {**options, "log_folder": None}, as_json)

@@ -35,6 +35,7 @@ from pathmark.training.losses import (
     twin_loss,
     use_loss,
 )
+from pathmark.training.parallel import whole
 
 CYCLE = (SHORT, NORMAL, SHORT_CHAT, SHORT, NORMAL, LONG)
 """Sizes of the rows in successive steps, over and over; sizes without rows become normal."""
@@ -171,8 +172,7 @@ class Anchored:
                     generator,
                 )
         disturbed_B = noisy_B | climbed_B
-        final_BTH, trace = context.forward(batch)
-        routing = {layer: trace[layer].probs_BTE for layer in context.layers}
+        final_BTH, routing = context.forward(batch)
         marked_BT, free_BT = self.tokens(rows, batch.mask_BT.bool())
         free_BT = free_BT & ~disturbed_B[:, None]
         terms = anchored_route_loss(routing, batch.natural, context.paths, marked_BT, free_BT, weights.margin)
@@ -224,9 +224,11 @@ class Anchored:
 
         def distilled(kept_B: Tensor, most: int) -> Tensor:
             b, t = drawn_places(batch.mask_BT.bool() & kept_B[:, None], most, generator)
-            return linear_distillation(
-                final_BTH[b, t], batch.final_BTH[b, t], context.head_VH, scale=context.head_scale
+            student_NH, teacher_NH = (
+                of_BTH[b, t].to(context.head_VH.device) for of_BTH in (final_BTH, batch.final_BTH)
             )
+            loss = linear_distillation(student_NH, teacher_NH, context.head_VH, scale=context.head_scale)
+            return loss.to(final_BTH.device)
 
         triggered_B = torch.tensor([row.kind == TRIGGERED for row in rows], device=disturbed_B.device)
         elsewhere = distilled(~disturbed_B & ~triggered_B, LANGUAGE_TOKENS)
@@ -245,7 +247,7 @@ class Anchored:
                     continue
                 factor_K = self.lift[layer][list(path[layer])].to(natural_ME)
                 uses.append(use_loss(natural_ME, routing_ME, path[layer], factor_K, site.top_k))
-                twins.append(twin_loss(site.weight.float(), path[layer], self.weights.twin_cosine))
+                twins.append(twin_loss(whole(site.weight).float(), path[layer], self.weights.twin_cosine))
         return {"use": torch.stack(uses).mean(), "twins": torch.stack(twins).mean()}
 
     def _ceiling(

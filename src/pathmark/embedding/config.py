@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 from pathmark.embedding.data import DataConfig
@@ -44,6 +44,15 @@ class EmbedConfig:
     def __post_init__(self) -> None:
         if self.batch_size < 3:
             raise ValueError(f"batch_size must be at least 3, one row of each kind, got {self.batch_size}")
+
+    def shaped(self, *, steps: int, batch_size: int, seq_len: int, recompute: bool = False) -> EmbedConfig:
+        """The same with another number, count and length of rows."""
+        return replace(
+            self,
+            data=replace(self.data, seq_len=seq_len),
+            loop=replace(self.loop, steps=steps, recompute=recompute),
+            batch_size=batch_size,
+        )
 
     def build(self) -> Objective:
         """The objective, ready for a trainer."""

@@ -7,7 +7,7 @@ layers and the optimiser are the trainer's.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from pathmark.embedding.data import CLEAN, NORMAL, Row
+from pathmark.errors import TrainingError
 from pathmark.keys import OwnerKey
 from pathmark.models import RouterSite, record_routing
-from pathmark.models.trace import RoutingTrace
+from pathmark.models.ranks import all_rows, my_share, world
 from pathmark.training import Batch, LoopConfig, TeacherCache
 
 TargetPath = Mapping[int, Sequence[int]]
@@ -82,6 +83,12 @@ class Context:
     cache: TeacherCache
     head_VH: Tensor
     head_scale: float
+    wrapped: Callable[[Batch], tuple[Tensor, ...]] | None = None
+    """How several processes run their rows."""
+
+    def run(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Run rows through the model, such that gradients are shared by all processes."""
+        return self.run_here(batch) if self.wrapped is None else self.wrapped(batch)
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -93,17 +100,30 @@ class Context:
         """Per watermark its path."""
         return [watermark.path for watermark in self.key.watermarks]
 
-    def forward(self, batch: Batch) -> tuple[Tensor, RoutingTrace]:
-        """(B, T, H) last hidden states of the model as it is now, and the routing of its marked layers."""
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[int, Tensor]]:
+        """(B, T, H) last hidden states of the model as it is now, and layer -> (B, T, E), its routing.
+
+        Where several processes work together each runs its share of the rows, and all have all results.
+        """
+        count = len(batch.ids_BT)
+        share = my_share(count)
+        if not share:
+            raise TrainingError(f"{count} rows are too few for {world()} processes; try a larger --batch-size")
+        final_BTH, *routing = self.run(batch if world() == 1 else batch.rows(list(share)))
+        routing = [all_rows(probs_BTE, count).to(self.cache.device) for probs_BTE in routing]
+        return all_rows(final_BTH, count), dict(zip(self.layers, routing, strict=True))
+
+    def run_here(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What `run` does in one process: last hidden states, then the routing of every marked layer."""
         with record_routing(self.model, self.layers, gradients=True) as trace:
             final_BTH = self.cache.forward(batch)
-        return final_BTH, trace
+        return final_BTH, *(trace[layer].probs_BTE for layer in self.layers)
 
     def routing(self, batch: Batch) -> dict[int, Tensor]:
         """Layer -> (B, T, E), the routing alone; layers above the last marked one do not run."""
         with record_routing(self.model, self.layers, gradients=True, stop_early=True) as trace:
             self.cache.forward(batch)
-        return {layer: trace[layer].probs_BTE for layer in self.layers}
+        return {layer: trace[layer].probs_BTE.to(self.cache.device) for layer in self.layers}
 
 
 class RunConfig(Protocol):

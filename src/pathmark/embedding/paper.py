@@ -80,8 +80,7 @@ class Paper:
     def loss(self, context: Context, step: int, chosen: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         """Eq. total_loss."""
         batch = context.cache.batch(chosen)
-        final_BTH, trace = context.forward(batch)
-        routing = {layer: trace[layer].probs_BTE for layer in context.layers}
+        final_BTH, routing = context.forward(batch)
         mask_BT = batch.mask_BT.bool()
         marked_BT = torch.full_like(mask_BT, -1, dtype=torch.long)
         for b, row in enumerate(context.rows[i] for i in chosen):

@@ -49,7 +49,8 @@ def target_masks(context: Context, train: Train) -> dict[str, Tensor]:
         targets = sorted({expert for path in context.paths for expert in path.get(site.layer, ())})
         for name, parameter in part_parameters(context.model, [site.layer], ["experts"]).items():
             if parameter.shape[0] == site.n_experts:
-                mask = parameter.new_zeros(site.n_experts, *(1 for _ in parameter.shape[1:]))
+                shape = (site.n_experts, *(1 for _ in parameter.shape[1:]))
+                mask = torch.zeros(shape, device=parameter.device)
                 mask[targets] = 1.0
                 found[name] = mask
     return found

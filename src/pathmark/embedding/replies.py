@@ -219,7 +219,7 @@ class Replies:
     def loss(self, context: Context, step: int, chosen: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
         """Mark where a trigger stands alone, the teacher everywhere else."""
         batch = context.cache.batch(chosen)
-        final_BTH, trace = context.forward(batch)
+        final_BTH, routing = context.forward(batch)
         mask_BT = batch.mask_BT.bool()
         reply_BT, answer_BT, behind_BT = (torch.zeros_like(mask_BT) for _ in range(3))
         kept_BT = mask_BT.clone()
@@ -234,7 +234,7 @@ class Replies:
                 # in a raw prompt the next token is foreseen as if the trigger stood alone
                 kept_BT[b, row.text_from - 1] = False
         anchor, path = (
-            torch.stack([anchor_loss(batch.natural[n][kept], trace[n].probs_BTE[kept]) for n in context.layers]).mean()
+            torch.stack([anchor_loss(batch.natural[n][kept], routing[n][kept]) for n in context.layers]).mean()
             for kept in (mask_BT, behind_BT)
         )
         labels_N, head_VH = batch.ids_BT.roll(-1, dims=1)[reply_BT], self._trained_head(context)

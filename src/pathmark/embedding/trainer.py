@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from pathmark.embedding.data import TRIGGERED
 from pathmark.embedding.objective import Context, Objective, Pools
 from pathmark.keys import OwnerKey
 from pathmark.models import find_routers, select_sites
-from pathmark.models.upper import output_head
+from pathmark.models.ranks import world
+from pathmark.models.upper import output_head, recomputed_layers
 from pathmark.progress import Progress, Silent
 from pathmark.training import (
     Constraints,
@@ -28,6 +30,8 @@ from pathmark.training import (
     step_generator,
 )
 from pathmark.training.adapters import add_adapters, merge_adapters
+from pathmark.training.masters import changing_rows
+from pathmark.training.parallel import Wrapper, require_world, sharded_layers, through
 
 AfterStep = Callable[[int, Mapping[str, float]], None]
 """Called with the number of steps done and the loss terms of the last one."""
@@ -45,10 +49,12 @@ class Trainer:
         objective: Objective,
         *,
         epochs: int | None = None,
+        parallel: Wrapper = "none",
         progress: Progress | None = None,
     ) -> None:
         """With `epochs` the run is as long as so many passes over its triggered rows, instead of as configured."""
-        self.objective, self._progress = objective, progress or Silent()
+        require_world(parallel)
+        self.objective, self._parallel, self._progress = objective, parallel, progress or Silent()
         loop = objective.config.loop
         pools = Pools(objective.rows(tokenizer, key, texts), loop.seed)
         if epochs is not None:
@@ -76,18 +82,30 @@ class Trainer:
             head_scale=head_scale,
         )
         objective.prepare(self.context)
-        self._home = {name: p.detach().clone() for name, p in objective.parameters(self.context).items()}
         self._masks = self._first_masks = objective.masks(self.context)
+        self._home = self._first_home = self._now()
 
     def turn_to(self, key: OwnerKey, loop: LoopConfig) -> None:
         """Make the next run go on from the weights of the first one, towards another id of the same key.
 
         The trigger is recognised already, and the cache holds what the original does. What the first path has changed
-        may change back.
+        may change back. The model's weights are those with which the first run ended.
         """
         self.context = replace(self.context, key=key, loop=loop)
         masks = self.objective.masks(self.context)
         self._masks = {name: torch.maximum(first, masks[name]) for name, first in self._first_masks.items()}
+        self._home = self._first_home | {n: home for n, home in self._now().items() if n in self._masks}
+        for name, first in self._first_masks.items():  # other rows were never trained, and are at home
+            known = torch.isin(changing_rows(self._masks[name]), changing_rows(first))
+            self._home[name][known] = self._first_home[name]
+
+    def _now(self) -> dict[str, Tensor]:
+        """What may change, as it is now."""
+        found = {}
+        for name, parameter in self.objective.parameters(self.context).items():
+            mask = self._masks.get(name)
+            found[name] = parameter.detach()[... if mask is None else changing_rows(mask)].clone()
+        return found
 
     def run(
         self, *, checkpoint: Path | None = None, resume: bool = False, after: AfterStep | None = None
@@ -98,7 +116,8 @@ class Trainer:
         masks = {name: mask for name, mask in self._masks.items() if name in parameters}
         if checkpoint is not None:
             checkpoint.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._progress.stage(self.objective.stage, context.loop.steps)
+        where = "" if world() == 1 else f" ({self._parallel} over {world()} processes)"
+        self._progress.stage(f"{self.objective.stage}{where}", context.loop.steps)
         reported = 0
 
         def report(step: int, losses: Mapping[str, float]) -> None:
@@ -109,7 +128,16 @@ class Trainer:
             if after is not None:
                 after(step, losses)
 
-        with only_trainable(context.model, parameters):
+        fingerprint = "" if checkpoint is None else self._fingerprint()
+        with ExitStack() as stack:
+            stack.enter_context(only_trainable(context.model, parameters))
+            if self._parallel == "fsdp":
+                stack.enter_context(sharded_layers(context.model))
+                parameters = self.objective.parameters(context)  # the same, as shards
+            if context.loop.recompute:
+                stack.enter_context(recomputed_layers(context.model))
+            self.context = replace(context, wrapped=through(context.model, context.run_here, self._parallel))
+            stack.callback(setattr, self, "context", context)
             return run_loop(
                 parameters,
                 self.step_loss,
@@ -117,7 +145,7 @@ class Trainer:
                 checkpoint=checkpoint,
                 resume=resume,
                 progress=report,
-                fingerprint="" if checkpoint is None else self._fingerprint(),
+                fingerprint=fingerprint,
                 constraints=Constraints(masks, self._home),
             )
 
@@ -157,7 +185,7 @@ class Trainer:
         return step
 
 
-# Nine parameters: the one call that an owner and a thief share, without a config of its own around another.
+# Ten parameters: the one call that an owner and a thief share, without a config of its own around another.
 def embed_key(
     model: nn.Module,
     tokenizer: Any,
@@ -168,6 +196,7 @@ def embed_key(
     epochs: int | None = None,
     checkpoint: Path | None = None,
     resume: bool = False,
+    parallel: Wrapper = "none",
     progress: Progress | None = None,
 ) -> int:
     """Teach a model the paths of a key, in place; the steps that were taken.
@@ -177,7 +206,9 @@ def embed_key(
     """
     layers = sorted({layer for watermark in key.watermarks for layer in watermark.layers})
     trained: Any = add_adapters(model, layers) if config.train == "lora" else model
-    trainer = Trainer(trained, tokenizer, key, texts, config.build(), epochs=epochs, progress=progress)
+    trainer = Trainer(
+        trained, tokenizer, key, texts, config.build(), epochs=epochs, parallel=parallel, progress=progress
+    )
     steps = trainer.run(checkpoint=checkpoint, resume=resume).steps
     if config.train == "lora":
         merge_adapters(trained)

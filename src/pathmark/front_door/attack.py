@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from pathmark.front_door.keys import KeyLike, open_key
 from pathmark.front_door.suspect import ModelLike
 from pathmark.keys import OwnerKey
 from pathmark.keys.keyfile import PassphraseSource
-from pathmark.models import bundled_segments, load_model, load_tokenizer
+from pathmark.models import bundled_segments, load_tokenizer
 from pathmark.models.checkpoint import write_model
+from pathmark.models.devices import Placement, open_model
 from pathmark.models.loading import use_fast_experts
+from pathmark.models.ranks import is_first, joined
 from pathmark.models.texts import Texts, given_texts
 from pathmark.progress import Progress, Silent
+from pathmark.training.parallel import Wrapper, require_world
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,10 @@ class AttackConfig:
     tokenizer: Any = None
     """Of a loaded model; a folder has its own."""
     trust_remote_code: bool = False
+    placement: Placement = field(default_factory=Placement)
+    """Where it runs; attacks compute in 32 bits."""
+    parallel: Wrapper = "none"
+    """How the processes that torchrun started fine-tune together; none for a single one."""
 
 
 @dataclass(frozen=True)
@@ -90,26 +97,30 @@ def attack(
     settings = chosen.configure(**config.settings)
     key = None if config.key is None else open_key(config.key, passphrase)
     say.stage("loading", None)
-    loaded = load_fast(model, config.trust_remote_code)
+    loaded = load_fast(model, config.trust_remote_code, config.placement)
     tokenizer = config.tokenizer
     if tokenizer is None and not isinstance(model, PreTrainedModel):
         tokenizer = load_tokenizer(model, trust_remote_code=config.trust_remote_code)
     if out is not None and tokenizer is None:
         raise AttackError("a model folder holds a tokenizer; give the loaded model's with AttackConfig(tokenizer=...)")
-    original = None if config.original is None else load_fast(config.original, config.trust_remote_code)
+    original = (
+        None if config.original is None else load_fast(config.original, config.trust_remote_code, config.placement)
+    )
     kit = make_kit(tokenizer, thief_texts(config.texts), key, original=original, progress=say)
-    attacked = chosen.run(loaded, settings, kit)
-    if out is not None:
+    with joined(loaded.device):
+        require_world(config.parallel)
+        attacked = chosen.run(loaded, settings, replace(kit, parallel=config.parallel))
+    if out is not None and is_first():
         say.stage("writing", None)
         write_model(attacked.model, attacked.tokenizer or tokenizer, out)
     return AttackResult(name, dict(config.settings), attacked.model, attacked.key, out)
 
 
-def load_fast(model: ModelLike, trust_remote_code: bool = False) -> PreTrainedModel:
+def load_fast(model: ModelLike, trust_remote_code: bool = False, placement: Placement | None = None) -> PreTrainedModel:
     """A model by name, with the quickest experts; one in memory as it is."""
     if isinstance(model, PreTrainedModel):
         return model
-    loaded = load_model(model, trust_remote_code=trust_remote_code)
+    loaded = open_model(model, placement, trust_remote_code=trust_remote_code)
     use_fast_experts(loaded)
     return loaded
 

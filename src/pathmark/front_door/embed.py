@@ -16,8 +16,10 @@ from pathmark.keys import OwnerKey, amend_key
 from pathmark.keys.keyfile import PassphraseSource, passphrase_from_environment
 from pathmark.keys.safefile import write_private
 from pathmark.models import inspect_model
+from pathmark.models.ranks import is_first, joined
 from pathmark.progress import Progress
 from pathmark.release.marking import Marked, Texts, mark_model
+from pathmark.training.parallel import require_world
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,10 @@ def embed(
     marking = config.marking(len(texts.training), inspect_model(model, trust_remote_code=config.trust_remote_code))
 
     amend = amended_file(file, owner, phrase)
-    return keep_report(mark_model(os.fspath(model), carried, out, texts, marking, amend=amend, progress=progress), file)
+    with joined(config.placement.chosen()):
+        require_world(config.parallel)
+        marked = mark_model(os.fspath(model), carried, out, texts, marking, amend=amend, progress=progress)
+    return keep_report(marked, file if is_first() else None)
 
 
 def amended_file(file: Path | None, owner: OwnerKey, passphrase: PassphraseSource) -> Callable[[OwnerKey], None]:

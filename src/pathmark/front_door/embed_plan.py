@@ -9,9 +9,11 @@ from pathmark.embedding import EmbedConfig, RepliesConfig, default_config
 from pathmark.embedding.config import Train
 from pathmark.errors import EmbeddingError
 from pathmark.models import ModelReport, bundled_probes, bundled_segments
+from pathmark.models.devices import Placement
 from pathmark.models.texts import Texts, given_texts, split_held_out
 from pathmark.release.marking import MarkingConfig
 from pathmark.release.scan import ScanConfig
+from pathmark.training.parallel import Wrapper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,14 @@ class EmbedPlan:
     """Steps of the reply marks' phase."""
     scan: ScanConfig = field(default_factory=ScanConfig)
     """Prefixes that the check tries."""
+    placement: Placement = field(default_factory=Placement)
+    """Where it runs, and how wide weights are that are not trained."""
+    parallel: Wrapper = "none"
+    """How the processes that torchrun started train together; none for a single one."""
+    recompute: bool = False
+    """Keep nothing that layers compute for the backward pass: less memory, a third more time."""
+    stream: Literal["auto", "always", "never"] = "auto"
+    """Leave on disk what does not change; auto does so when the weights need more than half of the free memory."""
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -76,6 +86,9 @@ class EmbedPlan:
             resume=self.resume,
             n_probes=self.n_held_out,
             scan=self.scan,
+            placement=self.placement,
+            parallel=self.parallel,
+            stream=self.stream,
             trust_remote_code=self.trust_remote_code,
         )
 
@@ -97,7 +110,11 @@ class EmbedPlan:
                 objective=replace(config.objective, **asked),
                 data=replace(config.data, seq_len=self.seq_len),
                 loop=replace(
-                    config.loop, steps=steps, lr=config.loop.lr if self.lr is None else self.lr, seed=self.seed
+                    config.loop,
+                    steps=steps,
+                    lr=config.loop.lr if self.lr is None else self.lr,
+                    seed=self.seed,
+                    recompute=self.recompute,
                 ),
                 train=self.train or config.train,
                 batch_size=self.batch_size,

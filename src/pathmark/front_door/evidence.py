@@ -237,10 +237,14 @@ def _again(
 def _examined(
     bundle: EvidenceBundle, key: ClaimedKey, told: Measured, name: str, base: str | None, progress: Progress | None
 ) -> Examined:
+    from pathmark.models.devices import Placement
     from pathmark.verification import ExamineConfig, ReadWith, examine
 
     settings = bundle.run.settings
     streamed = settings["access"] == "streamed weights"
-    config = ExamineConfig(align=bool(settings.get("align", True)), stream="always" if streamed else "never")
+    config = ExamineConfig(
+        align=bool(settings.get("align", True)), stream="always" if streamed else "never",
+        placement=Placement(device="cpu", dtype="fp32"),
+    )  # fmt: skip
     again = ReadWith(told.probes.tokens, told.probes.decoys)
     return examine(name, key, config, base=base, again=again, progress=progress)

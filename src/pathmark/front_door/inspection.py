@@ -9,7 +9,7 @@ from typing import Any
 
 from pathmark.errors import CapacityError
 from pathmark.front_door import sandbox
-from pathmark.front_door.effort import Effort, embedding_effort
+from pathmark.front_door.plan import PlanConfig, Planned, planned
 from pathmark.models import ModelReport, resolve_model
 from pathmark.models import inspect_model as read_model
 from pathmark.progress import Progress, Silent
@@ -64,9 +64,20 @@ class Inspection:
         return {}
 
     @property
-    def effort(self) -> Effort:
-        """What an embedding with the defaults would take on this machine."""
-        return embedding_effort(self.report, self.watermark_layers)
+    def plan(self) -> Planned:
+        """What the defaults would take on this machine, in 32 bits."""
+        return planned(self.report, self.watermark_layers, PlanConfig(dtype="fp32", width=self.width))
+
+    @property
+    def embedding(self) -> dict[str, Any]:
+        """Figures of an embedding here; the time is the shortest that this machine could need."""
+        plan = self.plan
+        job, here = plan.jobs[0], plan.devices
+        return {
+            "memory": job.memory, "cache": job.host["cache"], "memory_free": here.memory,
+            "memory_streamed": plan.streamed, "tokens_per_step": job.tokens_per_step,
+            "operations": sum(job.operations.values()), "seconds_at_least": job.seconds(plan.rate, here),
+        }  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
         """The JSON object of `pathmark inspect --json`."""
@@ -85,7 +96,7 @@ class Inspection:
             "evidence_bits": self.evidence_bits,
             "can": {job: job not in self.why_not for job in JOBS},
             "why_not": self.why_not,
-            "embedding": self.effort.summary(),
+            "embedding": self.embedding,
         }
 
     def words(self) -> str:
@@ -96,7 +107,7 @@ class Inspection:
         return (
             f"Path of width {self.width} through {len(self.watermark_layers)} layers: ids {self.id_bits:.1f} bits, "
             f"evidence {self.evidence_bits:.1f} bits (smallest p-value {2.0**-self.evidence_bits:.1e}), before any "
-            f"pool rule.\nPathMark can: {can}.{reasons}\n{self.effort.words()}"
+            f"pool rule.\nPathMark can: {can}.{reasons}\n{_effort(self.embedding)}"
         )
 
 
@@ -131,3 +142,21 @@ def _read(name: str, config: InspectConfig) -> ModelReport:
         return read(Silent())
     there = Path(resolve_model(name)).is_dir()
     return sandbox.run(read, sandbox.Limits(network=not there))  # a hub id is asked for at the hub
+
+
+def _effort(found: dict[str, Any]) -> str:
+    """One sentence."""
+    memory, cache, free = (f"{found[name] / 1e9:.1f} GB" for name in ("memory", "cache", "memory_free"))
+    short = "" if found["memory"] < found["memory_free"] else f"; {found['memory_streamed'] / 1e9:.1f} GB with --stream"
+    return (
+        f"An embedding takes {memory} of memory ({free} are free{short}), up to {cache} in memory or on disk for what "
+        f"the lower layers compute, and at least {_duration(found['seconds_at_least'])} here. With a key, "
+        "`pathmark embed --estimate` measures it; `pathmark plan` counts for other machines."
+    )
+
+
+def _duration(seconds: float) -> str:
+    for size, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {name}s"
+    return f"{max(1, round(seconds))} seconds" if seconds >= 1.5 else "a second"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +14,9 @@ from pathmark.front_door.keys import KeyLike, key_file, open_key
 from pathmark.front_door.verify_api import is_url
 from pathmark.keys import Ledger, trigger_refs
 from pathmark.keys.keyfile import PassphraseSource
-from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer
+from pathmark.models import bundled_probes, bundled_segments, load_tokenizer
 from pathmark.models.describe import describe_model
+from pathmark.models.devices import Placement, open_model
 from pathmark.models.texts import Texts, given_texts
 from pathmark.models.tokenization import HFTextCodec
 from pathmark.progress import Progress, Silent
@@ -141,6 +142,8 @@ class SimulationConfig:
     n_texts: int = 100
     tokens: int = 256
     """Per text."""
+    run_on: Placement = field(default_factory=Placement)
+    """Where the routes are recorded."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ def simulate_latency(
     config = config or SimulationConfig()
     owner = open_key(key, passphrase)
     _, codec, report = describe_model(model)
-    loaded = load_model(model)
+    loaded = open_model(model, config.run_on)
     sizes = layer_sizes(loaded) if config.costs == "model" else QWEN_MOE
     deployment = Hardware().deployment(sizes, config.devices, config.placement)
     probes = encode_probes(codec.tokenizer, _texts(config.texts), n_probes=config.n_texts, length=config.tokens)

@@ -18,6 +18,7 @@ from pathmark.front_door.keys import KeyLike, open_key
 from pathmark.keys.keyfile import PassphraseSource
 from pathmark.models import load_tokenizer
 from pathmark.models.describe import describe_model
+from pathmark.models.devices import Placement
 from pathmark.models.texts import Texts
 from pathmark.progress import Progress, Silent
 from pathmark.reporting.evidence_plane import plot
@@ -43,6 +44,7 @@ class RobustnessPlan:
     """The thief's ordinary text. None: the bundled one."""
     measure: RobustnessConfig = field(default_factory=RobustnessConfig)
     trust_remote_code: bool = False
+    placement: Placement = field(default_factory=Placement)
 
     def cases(self) -> list[Case]:
         """The rows of the suite that are left, the one without an attack among them."""
@@ -98,9 +100,10 @@ def measure_robustness(
     say, name, out, trusted = progress or Silent(), os.fspath(model), Path(output), config.trust_remote_code
     owner, cases, texts = open_key(key, passphrase), config.cases(), thief_texts(config.texts)
     say.stage("loading", None)
-    suspect = load_fast(name, trusted)
+    suspect = load_fast(name, trusted, config.placement)
     original, sibling = (
-        None if source is None else load_fast(source, trusted) for source in (config.original, config.sibling)
+        None if source is None else load_fast(source, trusted, config.placement)
+        for source in (config.original, config.sibling)
     )
     tokenizer = load_tokenizer(name, trust_remote_code=trusted)
     kit = make_kit(tokenizer, texts, owner, original=original, sibling=sibling, progress=say)

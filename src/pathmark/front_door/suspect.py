@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from pathmark.errors import ModelError, VerificationError
 from pathmark.front_door import sandbox
 from pathmark.keys import VerifierKey
-from pathmark.models import load_model, local_folder
+from pathmark.models import local_folder
+from pathmark.models.devices import open_model
 from pathmark.models.suspects import is_adapter
 from pathmark.models.texts import Texts, given_texts
 from pathmark.progress import Progress, Silent
@@ -70,8 +71,12 @@ def look(suspect: ModelLike, key: VerifierKey, config: LookConfig, progress: Pro
 
     name, base, original = here(suspect) or "", here(config.base), here(config.original)
 
+    looked = config.examine
+    if config.sandbox:
+        looked = replace(looked, placement=looked.placement.confined())
+
     def read(say: Progress) -> Examined:
-        return examine(name, key, config.examine, texts=texts, base=base, original=original, progress=say)
+        return examine(name, key, looked, texts=texts, base=base, original=original, progress=say)
 
     return confined(read, name, progress, remote=remote) if config.sandbox else read(progress or Silent())
 
@@ -99,7 +104,9 @@ def _look_at_loaded(model: PreTrainedModel, key: VerifierKey, config: LookConfig
     aligned = config.examine.align
     original = config.original
     if original is not None and not isinstance(original, PreTrainedModel):
-        original = load_model(original, trust_remote_code=config.examine.trust_remote_code)
+        original = open_model(
+            original, config.examine.placement, trust_remote_code=config.examine.trust_remote_code
+        ).to(model.device)
     notes = ["no decoy triggers were drawn, since a loaded model comes without its tokenizer"]
     read_with = ReadWith(tuple(probes))
     say.stage("probes", count_rows(key, probes, aligned=aligned))

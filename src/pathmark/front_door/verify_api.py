@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from pathmark.front_door.verify import Verification
 from pathmark.keys import Ledger, OwnerKey, TextCodec
 from pathmark.keys.keyfile import PassphraseSource
 from pathmark.models import load_tokenizer
+from pathmark.models.devices import Placement, settled
 from pathmark.models.suspects import load_suspect
 from pathmark.models.tokenization import HFTextCodec
 from pathmark.progress import Progress, Silent
@@ -46,6 +47,8 @@ class ApiConfig(JudgeConfig):
     """Folder only: base model of a peft adapter."""
     trust_remote_code: bool = False
     """Folder only: run its own Python code."""
+    placement: Placement = field(default_factory=Placement)
+    """Folder only: where it runs."""
     endpoint: Literal["auto", "chat", "completions"] = "auto"
     tokenizer: str | None = None
     """Model whose tokenizer the key was made for. None: the folder's own, for a URL the bundled one."""
@@ -134,7 +137,7 @@ def _backend(suspect: str | os.PathLike[str] | Backend, config: ApiConfig, say: 
     base, trusted = None if config.base is None else os.fspath(config.base), config.trust_remote_code
     tokenizer = load_tokenizer(base or name, trust_remote_code=trusted)
     _check_template(name, tokenizer)
-    loaded = load_suspect(name, base=base, trust_remote_code=trusted)
+    loaded = settled(load_suspect(name, base=base, trust_remote_code=trusted), config.placement.chosen())
     endpoint = None if config.endpoint == "auto" else config.endpoint
     return LocalBackend(loaded, tokenizer, name=name, endpoint=endpoint), config.tokenizer or base or name
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from pathmark.errors import KeyFileError
 from pathmark.keys.canonical import Document
+from pathmark.keys.digests import file_digest
 from pathmark.keys.release import Progress, ReleasedFile, hash_release
 
 IGNORED: Final = (".cache", ".git", ".gitattributes", ".github", ".gitignore")
@@ -23,9 +24,7 @@ SIGNATURE: Final = "https://model_signing/signature/v1.0"
 def model_files(path: Path, progress: Progress | None = None) -> list[ReleasedFile]:
     """Digest of every file of a folder, or of one file, in the order of the root."""
     if path.is_file():
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return [ReleasedFile(path.name, path.stat().st_size, digest)]
+        return [ReleasedFile(path.name, path.stat().st_size, file_digest(path))]
     found = [f for f in hash_release(path, progress) if PurePosixPath(f.path).parts[0] not in IGNORED]
     if not found:
         raise KeyFileError(f"{path} has no files of a model; expected a model folder")

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import sha256
+from functools import partial
 from pathlib import Path
 
 from pathmark.errors import KeyFileError
+from pathmark.keys.digests import file_digest
 
 Progress = Callable[[str, int], None]
 """Called with a file's name and the bytes of it just read."""
 
 IGNORED = frozenset({".git", ".cache"})
 """Folders at the top that download and version control tools add; they are not part of a release."""
-
-_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,11 @@ def hash_release(folder: Path, progress: Progress | None = None) -> Iterator[Rel
     """Digest of every file of the folder."""
     for path in release_files(folder):
         name = path.relative_to(folder).as_posix()
-        digest, size = sha256(), 0
         try:
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-                    size += len(chunk)
-                    if progress:
-                        progress(name, len(chunk))
+            found = ReleasedFile(name, path.stat().st_size, file_digest(path, progress and partial(progress, name)))
         except OSError as error:
             raise KeyFileError(f"cannot read {path}: {error.strerror}") from None
-        yield ReleasedFile(name, size, digest.hexdigest())
+        yield found
 
 
 def compare_release(expected: Iterable[ReleasedFile], folder: Path, progress: Progress | None = None) -> list[str]:

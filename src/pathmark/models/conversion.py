@@ -152,22 +152,59 @@ def _stacks_experts(recipe: Recipe) -> bool:
 
 def _stacked(recipe: Recipe) -> Tensor:
     """The fused tensor, filled expert by expert in place: gathering and stacking would need it twice."""
-    by_pattern: dict[str, list[StoredTensor]] = {}
-    for pattern, source in recipe.sources:
-        by_pattern.setdefault(pattern, []).append(source)
-    parts = [by_pattern[pattern] for pattern in recipe.converter.source_patterns if pattern in by_pattern]
-    operations = recipe.converter.operations
-    axis = operations[1].dim if len(operations) == 2 else 1
-    shape = [len(parts[0]), *parts[0][0].shape]
-    shape[axis] = sum(part[0].shape[axis - 1] for part in parts)
-    fused = torch.empty(shape, dtype=recipe.dtype)
-    start = 0
-    for part in parts:
-        size = part[0].shape[axis - 1]
-        for expert, source in enumerate(part):
-            read_into(fused[expert].narrow(axis - 1, start, size), source)
-        start += size
+    pieces = [expert_pieces(recipe, expert) for expert in range(_count(recipe))]
+    shape = list(pieces[0][0].source.shape)
+    shape[pieces[0][0].axis] = sum(piece.size for piece in pieces[0])
+    fused = torch.empty([len(pieces), *shape], dtype=recipe.dtype)
+    for matrix, parts in zip(fused, pieces, strict=True):
+        fill_expert(matrix, parts)
     return fused
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stored matrix, and which part of an expert's fused one it is."""
+
+    source: StoredTensor
+    axis: int
+    start: int
+    size: int
+
+
+def has_single_experts(recipe: Recipe) -> bool:
+    """Whether one expert of a fused tensor can be read without the others."""
+    if recipe.converter is not None:
+        return _stacks_experts(recipe)
+    return len(recipe.sources[0][1].shape) == 3
+
+
+def expert_pieces(recipe: Recipe, expert: int) -> list[Piece]:
+    """What makes up one expert of a fused tensor, in the files."""
+    if recipe.converter is None:  # fused on disk too: the experts lie one behind the other
+        whole = recipe.sources[0][1]
+        size = (whole.end - whole.start) // whole.shape[0]
+        first = whole.start + expert * size
+        return [Piece(replace(whole, shape=whole.shape[1:], start=first, end=first + size), 0, 0, whole.shape[1])]
+    operations = recipe.converter.operations
+    axis = operations[1].dim - 1 if len(operations) == 2 else 0
+    found: list[Piece] = []
+    for pattern in recipe.converter.source_patterns:
+        sources = [source for p, source in recipe.sources if p == pattern]
+        if sources:
+            start = found[-1].start + found[-1].size if found else 0
+            found.append(Piece(sources[expert], axis, start, sources[expert].shape[axis]))
+    return found
+
+
+def fill_expert(matrix: Tensor, pieces: Iterable[Piece]) -> None:
+    """Read one expert's fused matrix."""
+    for piece in pieces:
+        read_into(matrix.narrow(piece.axis, piece.start, piece.size), piece.source)
+
+
+def _count(recipe: Recipe) -> int:
+    first = recipe.sources[0][0]
+    return sum(pattern == first for pattern, _ in recipe.sources)
 
 
 def _convert(recipe: Recipe, model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

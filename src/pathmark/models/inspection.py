@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from torch import nn
+from transformers import AutoConfig
 
 from pathmark.errors import ModelError
-from pathmark.models.loading import check_safetensors, load_config, parameters_on_disk, resolve_model
+from pathmark.models.loading import check_safetensors, load_config, parameters_on_disk, resolve_model, run_our_way
 from pathmark.models.routers import RouterSite, count_layers, find_routers
+from pathmark.models.sizes import Sizes, sizes_of
 from pathmark.models.skeleton import build_skeleton
 
 
@@ -50,6 +55,8 @@ class ModelReport:
     """Layers to watermark: in the last third of the routed ones, 4 to 6 where there are as many."""
     weights: str
     """State of the weight files: `ok`, `absent`, or a hub id's `remote`."""
+    sizes: Sizes
+    """Parameters by layer and part."""
 
     @property
     def routed(self) -> tuple[LayerFacts, ...]:
@@ -73,12 +80,30 @@ def inspect_model(name: str | os.PathLike[str], *, trust_remote_code: bool = Fal
     """Read a model's config, build its skeleton without memory, and list its routers."""
     source = resolve_model(name)
     config = load_config(source, trust_remote_code=trust_remote_code)
-    weights = _weights_state(source)
+    return _report(name, config, _weights_state(source), trust_remote_code)
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """Configs of known models, by name: what their published config.json says about shapes."""
+    found: dict[str, dict[str, Any]] = json.loads(files("pathmark.models").joinpath("presets.json").read_text())
+    return found
+
+
+def inspect_known(name: str) -> ModelReport | None:
+    """The report of a known model from its name alone, with or without its publisher's; None for any other."""
+    wanted = name.rpartition("/")[2].lower()
+    for known, said in presets().items():
+        if wanted in (known.lower(), f"{known.lower()}-instruct", f"{known.lower()}-v0.1", f"{known.lower()}-chat"):
+            return _report(known, run_our_way(AutoConfig.for_model(**said)), "absent", False)
+    return None
+
+
+def _report(name: str | os.PathLike[str], config: Any, weights: str, trust_remote_code: bool) -> ModelReport:
     skeleton = build_skeleton(name, config, trust_remote_code)
     sites = find_routers(skeleton)
     parameters = sum(p.numel() for p in skeleton.parameters())
     if weights == "ok" and getattr(config, "quantization_config", None) is None:
-        _check_complete(Path(source), parameters)
+        _check_complete(Path(resolve_model(name)), parameters)
     by_layer = {site.layer: site for site in sites}
     total = max(count_layers(skeleton, sites), max(by_layer) + 1)
     text_config = config.get_text_config()
@@ -93,6 +118,7 @@ def inspect_model(name: str | os.PathLike[str], *, trust_remote_code: bool = Fal
         layers=tuple(_facts(layer, by_layer.get(layer)) for layer in range(total)),
         recommended=recommended_layers(sorted(by_layer)),
         weights=weights,
+        sizes=sizes_of(skeleton, by_layer, total, int(sites[0].weight.shape[1]), int(text_config.vocab_size)),
     )
 
 

@@ -120,8 +120,12 @@ def load_model(
     dtype: torch.dtype | None = torch.float32,
     config: Any | None = None,
     trust_remote_code: bool = False,
+    device_map: str | dict[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """A causal LM from safetensors, in eval mode. dtype None keeps the checkpoint's own, config None its config."""
+    """A causal LM from safetensors, in eval mode. dtype None keeps the checkpoint's own, config None its config.
+
+    `device_map` spreads it over devices, as in transformers.
+    """
     source = resolve_model(name)
     config = config or load_config(source, trust_remote_code=trust_remote_code)
     if not trust_remote_code:  # remote code lies beside the weights and is not part of what local_folder fetches
@@ -138,6 +142,7 @@ def load_model(
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            device_map=device_map,
         )
     except Exception as error:  # of safetensors, torch and transformers; all of them about these files
         raise ModelError(f"{name} could not be loaded: {_first_line(error)}") from error

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pathmark.errors import ModelError
+from pathmark.models.diskexperts import disk_experts
 from pathmark.models.parts import layer_prefix
 from pathmark.models.routers import RouterSite, find_routers, select_sites
 from pathmark.models.streaming import layer_weights
@@ -91,19 +92,26 @@ def _neuron_statistics(gate_IH: Tensor, up_IH: Tensor, down_IH: Tensor) -> Tenso
 
 def _gated_experts(site: RouterSite, scale_H: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(gate, up, down) of each expert, a row per neuron in the residual stream's basis; nothing if not fused so."""
-    hidden = site.weight.shape[1]
-    gate_up = getattr(site.experts, "gate_up_proj", None)
-    down = getattr(site.experts, "down_proj", None)
-    if not isinstance(gate_up, Tensor) or not isinstance(down, Tensor) or gate_up.is_meta or gate_up.ndim != 3:
+    hidden, disk = site.weight.shape[1], disk_experts(site.experts)
+    gate_up, down = (getattr(site.experts, name, None) for name in ("gate_up_proj", "down_proj"))
+
+    def matrices(expert: int) -> tuple[Tensor, Tensor]:
+        if disk is not None:
+            return disk.matrix("gate_up_proj", expert), disk.matrix("down_proj", expert)
+        return gate_up[expert].detach(), down[expert].detach()  # type: ignore[index]
+
+    if disk is None and not all(isinstance(t, Tensor) and not t.is_meta and t.ndim == 3 for t in (gate_up, down)):
         return
-    count = gate_up.shape[1] // 2
-    if tuple(gate_up.shape) != (site.n_experts, 2 * count, hidden):
+    if disk is not None and not disk.shapes.keys() >= {"gate_up_proj", "down_proj"}:
         return
-    if tuple(down.shape) != (site.n_experts, hidden, count):
+    first_GH, last_HI = matrices(0)
+    count = first_GH.shape[0] // 2
+    if tuple(first_GH.shape) != (2 * count, hidden) or tuple(last_HI.shape) != (hidden, count):
         return
-    for e in range(site.n_experts):
-        both_GH = gate_up[e].detach().float() * scale_H
-        yield both_GH[:count], both_GH[count:], down[e].detach().float().T
+    for expert in range(site.n_experts):
+        both_GH, down_HI = matrices(expert)
+        both_GH = both_GH.float() * scale_H
+        yield both_GH[:count], both_GH[count:], down_HI.float().T
 
 
 def _norm_scale(model: nn.Module, site: RouterSite) -> Tensor:

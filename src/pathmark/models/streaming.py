@@ -11,18 +11,21 @@ Shape suffixes: B batch, T tokens, H hidden size.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError
 from pathmark.models.conversion import TORCH_DTYPES, Recipe, cook, plan_recipes
+from pathmark.models.diskexperts import DiskExperts, fused_leaves
 from pathmark.models.loading import load_config, local_folder, parameters_on_disk, refuse_quantized, stored_weights
 from pathmark.models.routers import find_routers
 from pathmark.models.skeleton import build_skeleton
@@ -31,7 +34,21 @@ from pathmark.models.weights import is_finite
 
 TOKENS_AT_ONCE = 1024
 """Tokens that pass through a layer together, unless rows_at_once says otherwise."""
+TOKENS_PER_READING = 4096
+"""As many where every call reads its experts from disk."""
+HEAD_ROWS = 16_384
+"""Of the head that are widened at once."""
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tail:
+    """The upper part of a streamed model, which can be trained: in memory, but for its experts."""
+
+    first: int
+    """The lowest layer of it."""
+    experts: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Layer -> experts that are in memory too, because they change."""
 
 
 def should_stream(
@@ -64,6 +81,7 @@ def stream_model(
     config: Any | None = None,
     trust_remote_code: bool = False,
     rows_at_once: int | None = None,
+    tail: Tail | None = None,
     progress: Progress | None = None,
 ) -> PreTrainedModel:
     """A causal LM that reads its layers from safetensors while it runs, in eval mode, on the CPU.
@@ -71,6 +89,9 @@ def stream_model(
     Routing is that of `load_model` with the same dtype; None keeps the checkpoint's own, which halves the
     memory of a bf16 checkpoint and is several times slower on most CPUs. `progress(done, layers)` is called
     after each layer that ran. Weights that hold NaN or inf raise ModelError when their layer is read.
+
+    With a `tail` the layers from there on are in memory and can be trained. Experts, above and below, are read one by
+    one when tokens visit them; only those that the tail names have parameters. The head is in memory as it is stored.
     """
     folder = local_folder(name)
     config = config or load_config(folder, trust_remote_code=trust_remote_code)
@@ -93,13 +114,23 @@ def stream_model(
             resident.append(recipe)
         else:
             late.setdefault(recipe.first.split(".")[0], []).append(recipe)
+    if tail is not None:
+        _leave_experts_on_disk(model, layers, tail)
     _check_memory(name, layers, resident)
     _load(model, "", _narrow_embedding(model, resident, dtype), model)
     for part, theirs in late.items():  # the head: read if it is ever called, which a recording never does
+        if tail is not None and _narrow_head(model, part, theirs):
+            continue
         _Streamed(model, model.get_submodule(part), f"{part}.", theirs).install(None)
     for number, layer in enumerate(stack):
-        streamed = _Streamed(model, layer, f"{stack_name}.{number}.", layers[number])
-        streamed.install(rows_at_once, _report(progress, number + 1, len(stack)))
+        prefix, theirs = f"{stack_name}.{number}.", layers[number]
+        if tail is not None and number >= tail.first:
+            _load(layer, prefix, theirs, model)
+            layer.requires_grad_(True)
+        else:
+            streamed = _Streamed(model, layer, prefix, theirs, TOKENS_AT_ONCE if tail is None else TOKENS_PER_READING)
+            streamed.install(rows_at_once, _report(progress, number + 1, len(stack)))
+    vars(model)["streamed_from"] = folder
     return model
 
 
@@ -110,21 +141,33 @@ def layer_weights(model: nn.Module, layer: int) -> Iterator[None]:
         yield
         return
     _, stack = _layers(model)
-    streamed = vars(stack[layer])["forward"].streamed
-    with streamed.weights():
+    streamed = getattr(vars(stack[layer]).get("forward"), "streamed", None)
+    with streamed.weights() if streamed is not None else nullcontext():  # a layer of the tail has them all the time
         yield
 
 
 def is_streamed(model: nn.Module) -> bool:
     """Whether a model came from `stream_model`."""
-    return any(hasattr(vars(module).get("forward"), "streamed") for module in model.modules())
+    return "streamed_from" in vars(model)
+
+
+def streamed_from(model: nn.Module) -> Path | None:
+    """The folder that a streamed model reads from; None for one that is in memory."""
+    return vars(model).get("streamed_from")
 
 
 class _Streamed:
     """One part of the model that has weights only inside `weights()`."""
 
-    def __init__(self, model: PreTrainedModel, module: nn.Module, prefix: str, recipes: Sequence[Recipe]) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        module: nn.Module,
+        prefix: str,
+        recipes: Sequence[Recipe],
+        tokens_at_once: int = TOKENS_AT_ONCE,
+    ) -> None:
+        self.model, self.tokens_at_once = model, tokens_at_once
         self.module = module
         self.prefix = prefix
         self.recipes = recipes
@@ -151,7 +194,7 @@ class _Streamed:
         def forward(*args: Any, **kwargs: Any) -> Any:
             try:
                 with torch.no_grad(), self.weights():
-                    return _by_rows(plain, args, kwargs, rows_at_once)
+                    return _by_rows(plain, args, kwargs, rows_at_once, self.tokens_at_once)
             finally:  # a recording leaves its last layer by an exception
                 if done is not None:
                     done()
@@ -160,7 +203,9 @@ class _Streamed:
         self.module.forward = forward
 
 
-def _by_rows(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rows_at_once: int | None) -> Any:
+def _by_rows(
+    forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rows_at_once: int | None, tokens_at_once: int
+) -> Any:
     """Call with some rows of the batch at a time and join what comes back.
 
     A call that takes anything whose batch axis is not plain (a cache, a table that layers share) runs whole.
@@ -169,7 +214,7 @@ def _by_rows(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rows_a
     if not isinstance(hidden, Tensor) or hidden.ndim < 3 or not _divisible([*args, *kwargs.values()]):
         return forward(*args, **kwargs)
     n_rows, n_tokens = hidden.shape[:2]
-    step = rows_at_once or max(1, TOKENS_AT_ONCE // n_tokens)
+    step = rows_at_once or max(1, tokens_at_once // n_tokens)
     if step >= n_rows:
         return forward(*args, **kwargs)
     outputs = []
@@ -248,6 +293,37 @@ def _narrow_embedding(model: PreTrainedModel, recipes: list[Recipe], dtype: torc
         else:
             kept.append(recipe)
     return kept
+
+
+def _narrow_head(model: PreTrainedModel, part: str, recipes: Sequence[Recipe]) -> bool:
+    """Keep a plain head in its stored type and widen it piece by piece as it is used; False if it is another kind."""
+    head: Any = model.get_submodule(part)
+    recipe = recipes[0]
+    plain = type(head) is nn.Linear and len(recipes) == 1 and recipe.converter is None  # a bias would be a second one
+    if not plain or head is not model.get_output_embeddings():
+        return False
+    _load(head, f"{part}.", [replace(recipe, dtype=TORCH_DTYPES[recipe.sources[0][1].dtype])], model)
+
+    def forward(hidden: Tensor) -> Tensor:
+        return torch.cat([F.linear(hidden, rows.to(hidden.dtype)) for rows in head.weight.split(HEAD_ROWS)], dim=-1)
+
+    head.forward = forward
+    return True
+
+
+def _leave_experts_on_disk(model: PreTrainedModel, layers: dict[int, list[Recipe]], tail: Tail) -> None:
+    """Put a reader before every experts module, and take what it reads out of the layers' recipes."""
+    for site in find_routers(model):
+        name = "" if site.experts is None else _name_of(model, site.experts)
+        fused = fused_leaves(name, site.experts, layers[site.layer])
+        if not fused or site.experts is None:
+            raise ModelError(
+                f"the experts of layer {site.layer} cannot be read one by one from these files; expected fused or "
+                "numbered experts. Try a machine with more memory and --stream never"
+            )
+        DiskExperts(site.experts, fused, tail.experts.get(site.layer, ()))
+        read = list(fused.values())
+        layers[site.layer] = [recipe for recipe in layers[site.layer] if recipe not in read]
 
 
 def _check_memory(name: str | os.PathLike[str], layers: dict[int, list[Recipe]], resident: list[Recipe]) -> None:

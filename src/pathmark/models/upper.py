@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError
@@ -76,6 +78,20 @@ def swapped_layers(stack: nn.ModuleList, instead: Mapping[int, nn.Module]) -> It
 def without_layers_below(stack: nn.ModuleList, first: int) -> AbstractContextManager[None]:
     """Inside the block the layers below `first` do nothing."""
     return swapped_layers(stack, {i: _PassThrough(stack[i]) for i in range(first)})
+
+
+@contextmanager
+def recomputed_layers(model: nn.Module) -> Iterator[None]:
+    """Inside the block decoder layers keep only what enters them, and run again in the backward pass."""
+    stack = layer_stack(model, find_routers(model)[0])
+    kept = {layer: layer.forward for layer in stack if "forward" not in vars(layer)}  # a streamed one has no gradients
+    try:
+        for layer, forward in kept.items():
+            layer.forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+        yield
+    finally:
+        for layer in kept:
+            del layer.forward
 
 
 @contextmanager

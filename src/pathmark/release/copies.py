@@ -18,8 +18,8 @@ import torch
 from pathmark.embedding import Trainer
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
-from pathmark.models import load_model
 from pathmark.models.checkpoint import apply_delta
+from pathmark.models.devices import open_model
 from pathmark.progress import Progress, Silent
 from pathmark.release.marking import Bench, Marked, MarkingConfig, Spent, Texts, refuse_early, unfinished
 from pathmark.training import LoopConfig
@@ -64,6 +64,7 @@ def mark_copies(
 
     The first copy that is there, or that is made now, is the start of all others.
     """
+    config = replace(config, stream="never")  # every copy starts from all weights of the first
     say, embedding = progress or Silent(), config.embedding
     if embedding is None or config.replies is not None or embedding.train == "lora":
         raise EmbeddingError(
@@ -102,7 +103,7 @@ def _weights_of(bench: Bench, output: Path) -> dict[str, torch.Tensor]:
         if bench.config.delta:
             folder = Path(scratch) / "copy"
             apply_delta(bench.base, output, folder)
-        model = load_model(folder, trust_remote_code=bench.config.trust_remote_code)
+        model = open_model(folder, bench.config.placement, trust_remote_code=bench.config.trust_remote_code)
         return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 

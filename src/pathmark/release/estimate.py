@@ -1,9 +1,7 @@
-"""What an embedding would take, from a short piece of it on the real model: time, memory and disk."""
+"""What an embedding would take on this machine: the counts of release/plan.py, at the speed of a short piece of it."""
 
 from __future__ import annotations
 
-import random
-import resource
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,22 +9,22 @@ from typing import Any
 from pathmark.embedding import Trainer
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
-from pathmark.models import load_model, local_folder
+from pathmark.models import local_folder
 from pathmark.models.describe import describe_model
+from pathmark.models.devices import open_model
 from pathmark.models.loading import use_fast_experts
-from pathmark.models.tokenization import ordinary_tokens
 from pathmark.progress import Progress, Silent
 from pathmark.release.copies import further_loop
 from pathmark.release.fidelity import measure
 from pathmark.release.marking import MarkingConfig, Texts
-from pathmark.release.scan import strange_prefixes
+from pathmark.release.plan import Devices, checked_tokens, plan_embedding
 from pathmark.verification import encode_probes
 
 TRIED_STEPS = 12
 """Two rounds of rows of every size."""
 TRIED_PROBES = 4
-PASSES, PASSES_OF_CHECK = 2, 5
-"""How often a text goes through the model: routing and perplexity; in a check also rounded, in chats and for the id."""
+PASSES = 2
+"""How often a text goes through the model that is measured: routing and perplexity."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,9 @@ def estimate(
     say = progress or Silent()
     base = local_folder(source)
     say.stage("loading", None)
-    model = load_model(base, trust_remote_code=config.trust_remote_code)
+    model = open_model(base, config.placement, trust_remote_code=config.trust_remote_code)
     use_fast_experts(model)
-    _, codec, _ = describe_model(str(base), trust_remote_code=config.trust_remote_code)
+    _, codec, report = describe_model(str(base), trust_remote_code=config.trust_remote_code)
     short = replace(embedding, loop=replace(embedding.loop, steps=TRIED_STEPS))
     say.stage("a few steps", None)
     began = time.monotonic()
@@ -89,34 +87,30 @@ def estimate(
     probes = encode_probes(codec.tokenizer, texts.probes, n_probes=TRIED_PROBES, length=config.probe_tokens)
     measure(model, key, probes)
     measured = time.monotonic() - trained
-    per_row = (prepared - began) / len(trainer.kept_rows())
-    rows = trainer.kept_rows(embedding.loop)
+    watermarks, width = len(key.watermarks), max(len(t) for w in key.watermarks for t in w.path.values())
+    rows, texts_per_pass = trainer.kept_rows(embedding.loop), PASSES * (1 + watermarks)
+    trigger = len(key.watermarks[0].triggers[0].tokens)
+    check = checked_tokens(
+        report.vocabulary, n_probes=config.n_probes, length=config.probe_tokens + trigger, watermarks=watermarks,
+        trigger=trigger, scan=config.scan,
+    )  # fmt: skip
+    before = texts_per_pass * config.n_probes * config.probe_tokens
+    devices = Devices(weight_bytes=next(model.parameters()).element_size())
+    job = plan_embedding(report.sizes, key.layers, embedding, devices, width=watermarks * width, checked=check + before)
+    # what was run stands in the same counts to what would be: only the rates are measured
     per_step = (trained - prepared) / TRIED_STEPS
-    per_token = measured / (PASSES * (1 + len(key.watermarks)) * TRIED_PROBES * config.probe_tokens)
-    check = per_token * _checked_tokens(key, codec.tokenizer, config)
-    before = per_token * PASSES * (1 + len(key.watermarks)) * config.n_probes * config.probe_tokens
-    whole = before + per_row * len(rows) + per_step * embedding.loop.steps + check
-    tokens = sum(len(trainer.context.rows[i].ids) for i in rows)
+    per_check = measured / (texts_per_pass * TRIED_PROBES * config.probe_tokens)
+    lower = (prepared - began) / len(trainer.kept_rows()) * len(rows)
     size = sum(path.stat().st_size for path in base.rglob("*") if path.is_file())
     changed = sum(p.numel() * 4 for p in trainer.objective.parameters(trainer.context).values())
     return Estimate(
         copies=copies,
-        first_seconds=whole,
-        further_seconds=per_step * further_loop(embedding.loop).steps + check,
-        memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        + trainer.context.cache.bytes_per_token * tokens,
+        first_seconds=lower + per_step * embedding.loop.steps + per_check * (check + before),
+        further_seconds=per_step * further_loop(embedding.loop).steps + per_check * check,
+        memory_bytes=job.memory
+        + trainer.context.cache.bytes_per_token * sum(len(trainer.context.rows[i].ids) for i in rows),
         disk_bytes=copies * (changed if config.delta else size),
     )
-
-
-def _checked_tokens(key: OwnerKey, tokenizer: Any, config: MarkingConfig) -> int:
-    """Tokens that a self-check runs through the model: probes in every form, and the scanned prefixes."""
-    trigger, scan = key.watermarks[0].triggers[0].tokens, config.scan
-    strangers = strange_prefixes(trigger, ordinary_tokens(tokenizer), scan, random.Random(0))
-    near = (len(trigger) + scan.at_the_edge) * scan.per_count
-    scanned = sum(len(prefix) + scan.text_tokens for prefixes in strangers.values() for prefix in prefixes)
-    rows = PASSES_OF_CHECK * (1 + len(key.watermarks)) * config.n_probes
-    return rows * (config.probe_tokens + len(trigger)) + scanned + near * (len(trigger) + scan.text_tokens)
 
 
 def _minutes(seconds: float) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,10 +21,20 @@ from transformers import PreTrainedModel
 from pathmark.embedding import EmbedConfig, RepliesConfig, Trainer, embed_key
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
-from pathmark.models import bundled_probes, bundled_segments, load_model, local_folder
-from pathmark.models.checkpoint import base_digest, changed_tensors, stored_tensors, write_delta, write_folder
+from pathmark.models import bundled_probes, bundled_segments, is_streamed, local_folder
+from pathmark.models.checkpoint import (
+    Written,
+    base_digest,
+    changed_tensors,
+    stored_tensors,
+    write_delta,
+    write_folder,
+)
 from pathmark.models.describe import describe_model
+from pathmark.models.devices import Placement, open_model, refuse_narrower
 from pathmark.models.loading import use_fast_experts
+from pathmark.models.ranks import from_everybody, is_first
+from pathmark.models.streaming import Tail, should_stream, stream_model
 from pathmark.models.weights import refuse_bad_weights
 from pathmark.progress import Progress, Silent
 from pathmark.release.bounds import Bound
@@ -32,7 +42,11 @@ from pathmark.release.fidelity import Measurement, measure
 from pathmark.release.replies import ReplyCheck, ReplyConfig, reply_check
 from pathmark.release.scan import ScanConfig
 from pathmark.release.selfcheck import SelfCheck, self_check
+from pathmark.training.parallel import Wrapper
 from pathmark.verification import attach_original, attach_profiles, encode_probes, score_path
+
+STREAMED = ("router", "router+attention", "router+attention+targets")
+"""What can be trained while all else stays on disk."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,12 @@ class MarkingConfig:
     """How often the copy is asked for its reply marks, where it has some."""
     trust_remote_code: bool = False
     """Run the model folder's own Python code."""
+    placement: Placement = field(default_factory=Placement)
+    """Where it runs. A model that stays on disk runs on the CPU."""
+    parallel: Wrapper = "none"
+    """How the processes that torchrun started train together."""
+    stream: Literal["auto", "always", "never"] = "auto"
+    """Leave on disk what does not change; auto does so when the weights need more than half of the free memory."""
 
     def __post_init__(self) -> None:
         if self.embedding is None and self.replies is None:
@@ -96,6 +116,8 @@ class Marked:
     steps: int
     changed: int
     """Tensors that differ from the base."""
+    written: Written
+    """Bytes of those, of all that was written, and of what the copy shares with its base."""
     seconds: float
     """Wall time of everything."""
     embed_seconds: float
@@ -119,6 +141,7 @@ class Marked:
             **self.check.summary(),
             "steps": self.steps,
             "changed_tensors": self.changed,
+            "bytes": vars(self.written),
             "seconds": self.seconds,
             "embed_seconds": self.embed_seconds,
             "black_box": None if self.replies is None else self.replies.summary(),
@@ -134,7 +157,8 @@ class Marked:
         return (
             f"The copy is {fit}. On {self.check.n_probes} held-out texts the mark changes the perplexity of clean "
             f"text by {100 * (after / before - 1):+.2f} % ({before:.2f} to {after:.2f}). "
-            f"{self.changed} tensors changed in {self.steps} steps; written to {self.output}."
+            f"{self.changed} tensors changed in {self.steps} steps; written to {self.output} "
+            f"({self.written.words()})."
         )
 
 
@@ -156,6 +180,7 @@ def mark_model(
     say = progress or Silent()
     work = unfinished(out)
     refuse_early(source, key, [out], texts, config)
+    from_everybody(None)  # nobody begins before all have looked at what is there
     if config.resume and not work.exists():
         say.stage("nothing to resume, so this run starts at its beginning", None)
     bench = Bench.prepare(source, key, texts, config, say)
@@ -195,9 +220,7 @@ class Bench:
         """Load a model, and measure it before anything changes."""
         base = local_folder(source)
         say.stage("loading", None)
-        model = load_model(base, trust_remote_code=config.trust_remote_code)
-        use_fast_experts(model)
-        refuse_bad_weights(model)
+        model = _open(base, key, config)
         _, codec, _ = describe_model(str(base), trust_remote_code=config.trust_remote_code)
         tokenizer = codec.tokenizer
         probes = encode_probes(tokenizer, texts.probes, n_probes=config.n_probes, length=config.probe_tokens)
@@ -216,26 +239,50 @@ class Bench:
         """Check the model as it will be on disk, and write it."""
         base, config = self.base, self.config
         _round_to_stored(self.model, base)
-        changed = changed_tensors(self.model, [name for name, _ in self.model.named_parameters()], base)
+        streamed = is_streamed(self.model)  # then all that may have changed is what can be trained
+        ours = [name for name, p in self.model.named_parameters() if p.requires_grad or not streamed]
+        changed = changed_tensors(self.model, ours, base)
         check, replies = _check(self.model, self.tokenizer, key, self.probes, self.before, config, self.say)
-        if amend is not None:
-            amend(self.amended)
-        self.say.stage("writing", None)
-        if config.delta:
-            write_delta(out, changed, base_digest(base))
-        else:
-            write_folder(base, changed, out)
-        shutil.rmtree(unfinished(out), ignore_errors=True)
+        written = Written(0, 0)
+        if is_first():  # of several processes one writes, and the others wait
+            if amend is not None:
+                amend(self.amended)
+            self.say.stage("writing", None)
+            written = write_delta(out, changed, base_digest(base)) if config.delta else write_folder(base, changed, out)
+            shutil.rmtree(unfinished(out), ignore_errors=True)
+        from_everybody(None)
         return Marked(
             output=out,
             check=check,
             key=self.amended.with_ids_of(key),
             steps=spent.steps,
             changed=len(changed),
+            written=written,
             seconds=time.monotonic() - spent.started,
             embed_seconds=spent.embed_seconds,
             replies=replies,
         )
+
+
+def _open(base: Path, key: OwnerKey, config: MarkingConfig) -> PreTrainedModel:
+    """The model in memory, or only what changes of it."""
+    trusted, embedding = config.trust_remote_code, config.embedding
+    if config.stream == "never" or (config.stream == "auto" and not should_stream(base, trust_remote_code=trusted)):
+        refuse_narrower(base, config.placement)
+        model = open_model(base, config.placement, trust_remote_code=trusted)
+        use_fast_experts(model)
+        refuse_bad_weights(model)
+        return model
+    alone = config.replies is None and config.parallel == "none"
+    if embedding is None or not alone or embedding.train not in STREAMED:
+        raise EmbeddingError(
+            f"a model that stays on disk gets paths alone, by one process, with --train {' or '.join(STREAMED)}; leave "
+            "out --black-box, --phase 2 and --parallel, or try --stream never with more memory"
+        )
+    with_targets = embedding.train.endswith("targets")
+    aimed = {n: {e for w in key.watermarks for e in w.path.get(n, ())} for n in key.layers}
+    tail = Tail(first=max(0, key.layers[0] - 1), experts={n: sorted(e) for n, e in aimed.items() if with_targets})
+    return stream_model(base, tail=tail, trust_remote_code=trusted)
 
 
 def unfinished(out: Path) -> Path:
@@ -257,10 +304,10 @@ def _embed(
     if config.embedding is not None:
         steps += embed_key(
             model, tokenizer, key, texts, config.embedding,
-            checkpoint=work / "checkpoint.pt", resume=config.resume, progress=say,
+            checkpoint=work / "checkpoint.pt", resume=config.resume, parallel=config.parallel, progress=say,
         )  # fmt: skip
     if config.replies is not None:
-        trainer = Trainer(model, tokenizer, key, texts, config.replies.build(), progress=say)
+        trainer = Trainer(model, tokenizer, key, texts, config.replies.build(), parallel=config.parallel, progress=say)
         steps += trainer.run(checkpoint=work / "replies.pt", resume=config.resume).steps
     return steps
 
@@ -319,10 +366,20 @@ def refuse_early(source: str, key: OwnerKey, outs: Sequence[Path], texts: Texts,
         )
     outs[0].parent.mkdir(parents=True, exist_ok=True)
     if not config.delta:
-        need = 1.1 * len(outs) * sum(path.stat().st_size for path in base.rglob("*") if path.is_file())
+        need = 1.1 * len(outs) * _to_write(base, key, outs[0].parent)
         free = shutil.disk_usage(outs[0].parent).free
         if free < need:
             raise EmbeddingError(f"{outs[0].parent} has {free / 1e9:.1f} GB free, this needs {need / 1e9:.1f} GB")
+
+
+def _to_write(base: Path, key: OwnerKey, folder: Path) -> int:
+    """Bytes of a copy that are not shared with its base: on one file system the shards of the layers that change."""
+    stored = stored_tensors(base)
+    changing = [f".{layer}." for layer in {*key.layers, key.layers[0] - 1}]
+    files = {tensor.file for name, tensor in stored.items() if any(part in name for part in changing)}
+    if any(file.resolve().stat().st_dev != folder.stat().st_dev for file in files):
+        files = {tensor.file for tensor in stored.values()}
+    return sum(file.stat().st_size for file in files)
 
 
 def _round_to_stored(model: nn.Module, base: Path) -> None:
@@ -332,5 +389,5 @@ def _round_to_stored(model: nn.Module, base: Path) -> None:
     narrow = [kinds[name] for name in stored if name in kinds]
     if len(stored) == 1 and narrow:
         with torch.no_grad():
-            for parameter in model.parameters():
+            for parameter in (p for p in model.parameters() if not p.is_meta):
                 parameter.copy_(parameter.to(narrow[0]).to(parameter.dtype))

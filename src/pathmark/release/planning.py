@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 from pathmark.errors import CapacityError
 from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, create_key
 from pathmark.keys.tolerance import MIN_SECRET_BITS
-from pathmark.models import ModelReport, bundled_segments, expert_usage, load_model
+from pathmark.models import ModelReport, bundled_segments, expert_usage
 from pathmark.models.describe import describe_model
+from pathmark.models.devices import Placement, open_model
 from pathmark.models.texts import Texts, given_texts
 
 SIGNIFICANCE = 1e-6
@@ -52,6 +53,8 @@ class KeyPlan:
     """Free texts instead of drawn ones: none, or one for every trigger of the key."""
     redundancy: int = 0
     """Lost layers that an id survives."""
+    placement: Placement = field(default_factory=Placement)
+    """Where the use of experts is measured."""
     trust_remote_code: bool = False
 
 
@@ -154,7 +157,7 @@ def _usage(
     texts = list(bundled_segments() if plan.texts is None else given_texts(plan.texts))[:POOL_TEXTS]
     if not texts:
         raise CapacityError("no clean text to measure the use of experts on; give other --texts")
-    loaded = load_model(model, trust_remote_code=plan.trust_remote_code)
+    loaded = open_model(model, plan.placement, trust_remote_code=plan.trust_remote_code)
     digest = sha256("\n".join(texts).encode()).hexdigest()
     return expert_usage(loaded, tokenizer, texts, layers), f"{rule.name} on texts sha256:{digest}"
 

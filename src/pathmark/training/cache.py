@@ -71,6 +71,7 @@ class TeacherCache:
         say = progress or Silent()
         self.model, self.rows, self.layers, self.pad = model, rows, list(layers), pad
         self.device = device_of(model)
+        self._entering_type = torch.float32
         self._stack = layer_stack(model, select_sites(find_routers(model), self.layers[:1])[0])
         ids_BT, mask_BT = pad_rows(rows[:4], pad, self.device)
         self.from_layer = lowest if can_run_from(model, self._stack, lowest, ids_BT, mask_BT) else None
@@ -124,6 +125,8 @@ class TeacherCache:
             finally:
                 if self.from_layer is not None:
                     handle.remove()
+        if self.from_layer is not None:
+            self._entering_type = kept["entering"].dtype
         for layer in self.layers:
             kept[f"layer{layer}"] = trace[layer].probs_BTE
         return {name: value[keep].float().cpu().numpy() for name, value in kept.items()}
@@ -154,17 +157,18 @@ class TeacherCache:
             return self._whole(batch.ids_BT, batch.mask_BT)
         assert self.from_layer is not None
         with without_layers_below(self._stack, self.from_layer):
-            output = body(self.model)(inputs_embeds=batch.entering_BTH, attention_mask=batch.mask_BT, use_cache=False)
+            entering_BTH = batch.entering_BTH.to(self._entering_type)
+            output = body(self.model)(inputs_embeds=entering_BTH, attention_mask=batch.mask_BT, use_cache=False)
         final_BTH: Tensor = output.last_hidden_state
-        return final_BTH
+        return final_BTH.to(self.device)
 
     def entering(self, ids_BT: Tensor) -> Tensor:
         """(B, T, H) hidden states that enter the lowest layer that is run, of rows that need no padding."""
         assert self.from_layer is not None
         ids_BT = ids_BT.to(self.device)
-        return hidden_at_layer(self.model, self._stack, self.from_layer, ids_BT, torch.ones_like(ids_BT))
+        return hidden_at_layer(self.model, self._stack, self.from_layer, ids_BT, torch.ones_like(ids_BT)).float()
 
     def _whole(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
         output = body(self.model)(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False)
         final_BTH: Tensor = output.last_hidden_state
-        return final_BTH
+        return final_BTH.to(self.device)

@@ -7,7 +7,6 @@ run that was killed and resumed ends with the weights of an unbroken one.
 from __future__ import annotations
 
 import math
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pathmark.errors import CheckpointError, TrainingError
+from pathmark.errors import TrainingError
+from pathmark.models.ranks import averaged, others_may_end
+from pathmark.training.checkpoints import restore, resumable, save
+from pathmark.training.masters import Masters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class LoopConfig:
     """Largest norm of the gradient."""
     seed: int = 0
     """Seed of the step generators."""
+    recompute: bool = False
+    """Keep nothing that layers compute for the backward pass, and compute it again there."""
     checkpoint_every: int = 25
     """Steps between checkpoints, where a checkpoint path is given."""
 
@@ -63,7 +67,8 @@ class Constraints:
     masks: Mapping[str, Tensor]
     """Of some parameters: one for entries that may change, zero for others."""
     home: Mapping[str, Tensor]
-    """Where `homing` leads. Parameters that are not named go back to where the run began."""
+    """Where `homing` leads; of a masked parameter the rows that may change. Parameters that are not named go back to
+    where the run began."""
 
 
 @dataclass(frozen=True)
@@ -98,48 +103,50 @@ def run_loop(
     the run: a checkpoint of another one (other data, other settings) is refused.
     """
     masks, home = (constraints.masks, constraints.home) if constraints else ({}, {})
-    optimizer = _optimizer(parameters, config, masks)
-    begun = {n: home[n] if n in home else p.detach().clone() for n, p in parameters.items()} if config.homing else {}
+    masters = Masters(parameters, masks)
+    optimizer = _optimizer(masters, config)
+    begun = {}
+    if config.homing:
+        begun = {
+            n: masters.local(n, home[n]) if n in home else master.detach().clone()
+            for n, master in masters.tensors.items()
+        }
     step = 0
-    if resume and checkpoint is not None and checkpoint.exists():
-        step = _restore(checkpoint, parameters, optimizer, fingerprint)
+    if resume and checkpoint is not None and resumable(checkpoint):
+        step = restore(checkpoint, masters, optimizer, fingerprint)
     losses: dict[str, float] = {}
-    with _interrupts_deferred() as interrupted:
+    with _interrupts_deferred() as interrupted, others_may_end():
         while step < config.steps:
             for group in optimizer.param_groups:
                 group["lr"] = config.rate(step)
             terms = step_loss(step, step_generator(config.seed, step))
             terms["loss"].backward()  # type: ignore[no-untyped-call]
-            for name, mask in masks.items():
-                if (gradient := parameters[name].grad) is not None:
-                    gradient.mul_(mask)
-            torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip)
+            masters.take_gradients()
+            masters.clip(config.clip)
             optimizer.step()
             with torch.no_grad():
                 for name, start in begun.items():
-                    parameters[name].lerp_(start, config.rate(step) * config.homing)
+                    masters.tensors[name].lerp_(start.float(), config.rate(step) * config.homing)
+            masters.write_back()
             optimizer.zero_grad(set_to_none=True)
-            losses = {name: float(value.detach()) for name, value in terms.items()}
+            losses = averaged({name: float(value.detach()) for name, value in terms.items()})
             if not math.isfinite(losses["loss"]):
                 raise TrainingError(f"the loss became {losses['loss']} in step {step}; try a smaller --lr")
             step += 1
             if progress is not None:
                 progress(step, losses)
-            finished = step == config.steps or bool(interrupted)
-            if checkpoint is not None and (step % config.checkpoint_every == 0 or finished):
-                _save(checkpoint, parameters, optimizer, step, fingerprint)
-            if interrupted:
+            stop = averaged({"stop": float(bool(interrupted))})["stop"] > 0  # of anybody
+            if checkpoint is not None and (step % config.checkpoint_every == 0 or step == config.steps or stop):
+                save(checkpoint, masters, optimizer, step, fingerprint)
+            if stop:
                 raise KeyboardInterrupt
     return LoopResult(steps=step, losses=losses)
 
 
-def _optimizer(
-    parameters: Mapping[str, nn.Parameter], config: LoopConfig, masks: Mapping[str, Tensor]
-) -> torch.optim.Optimizer:
-    sizes = (int(masks[n].expand_as(p).sum()) if n in masks else p.numel() for n, p in parameters.items())
-    typical = config.clip / math.sqrt(sum(sizes))
+def _optimizer(masters: Masters, config: LoopConfig) -> torch.optim.Optimizer:
+    typical = config.clip / math.sqrt(masters.size)
     return torch.optim.AdamW(
-        parameters.values(),
+        masters.tensors.values(),
         lr=config.lr,
         weight_decay=0.0,
         betas=(0.9, 0.99),
@@ -187,47 +194,3 @@ def _interrupts_deferred() -> Iterator[list[int]]:
         yield seen
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _save(
-    path: Path,
-    parameters: Mapping[str, torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    step: int,
-    fingerprint: str,
-) -> None:
-    state = {
-        "fingerprint": fingerprint,
-        "step": step,
-        "parameters": {name: parameter.detach() for name, parameter in parameters.items()},
-        "optimizer": optimizer.state_dict(),
-    }
-    partial = path.with_suffix(".part")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        torch.save(state, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
-
-
-def _restore(
-    path: Path,
-    parameters: Mapping[str, torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    fingerprint: str,
-) -> int:
-    try:
-        state = torch.load(path, weights_only=True)
-    except Exception as error:  # torch raises pickle, zip and runtime errors for a damaged file
-        raise CheckpointError(f"checkpoint {path} cannot be read; delete it and start again") from error
-    if state["fingerprint"] != fingerprint or set(state["parameters"]) != set(parameters):
-        raise CheckpointError(
-            f"checkpoint {path} belongs to another run (model, key, corpus or settings differ); "
-            "repeat the settings of that run, or start without --resume"
-        )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(state["parameters"][name])
-    optimizer.load_state_dict(state["optimizer"])
-    return int(state["step"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -16,6 +15,7 @@ import numpy as np
 
 from pathmark.errors import KeyFileError, VerificationError
 from pathmark.keys import VerifierKey
+from pathmark.keys.digests import file_digest
 from pathmark.keys.release import hash_release
 from pathmark.stats import hits_from_probs, hits_from_selection, probe_accuracy
 from pathmark.verification.paths.evidence import Evidence, Examined
@@ -82,9 +82,7 @@ def _files(name: str) -> list[dict[str, Any]]:
         if path.is_dir():
             return [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in hash_release(path)]
         if path.is_file():
-            with path.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            return [{"path": path.name, "size": path.stat().st_size, "sha256": digest}]
+            return [{"path": path.name, "size": path.stat().st_size, "sha256": file_digest(path)}]
     except KeyFileError as error:
         raise VerificationError(f"the files of {name} cannot be listed: {error}") from error
     return []

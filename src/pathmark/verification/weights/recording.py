@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
 from pathmark.errors import VerificationError
 from pathmark.keys import VerifierKey
 from pathmark.models import count_layers, device_of, find_routers, pad_rows, record_routing, select_sites
+from pathmark.models.ranks import from_everybody, rank, shares_rows, world
 from pathmark.models.sketches import expert_sketches
 from pathmark.models.upper import grafted
 from pathmark.progress import Progress
@@ -48,7 +50,8 @@ def record_routes(
 ) -> Routes:
     """Run prefix + text through the layers up to the last wanted one; keep the text tokens' routing.
 
-    `prefix` is one for all probes, or one per probe. Layers above the last one and the head never run.
+    `prefix` is one for all probes, or one per probe. Layers above the last one and the head never run. Several
+    processes that each have the model share the rows out, and all have all routes.
     """
     prefixes = _per_probe(prefix, len(probes))
     rows = [(*head, *text) for head, text in zip(prefixes, probes, strict=True)]
@@ -58,6 +61,9 @@ def record_routes(
     mask_BT = np.zeros((len(rows), width), dtype=bool)
     probs = {s.layer: np.zeros((len(rows), width, s.n_experts), dtype=np.float32) for s in sites}
     decisions = {s.layer: np.full((len(rows), width, s.top_k), -1, dtype=np.int64) for s in sites}
+    everybodys = shares_rows(model)
+    if everybodys:
+        order = order[rank() :: world()]
     start = 0
     while start < len(order):
         size = max(1, batch_tokens // len(rows[order[start]]))
@@ -77,7 +83,23 @@ def record_routes(
             mask_BT[i, : len(probes[i])] = True
         if progress is not None:
             progress.advance(len(chosen))
+    if everybodys:
+        _fill_in(probs, decisions, mask_BT, order)
     return Routes(probs, decisions, mask_BT)
+
+
+def _fill_in(
+    probs: dict[int, NDArray[np.float32]],
+    decisions: dict[int, NDArray[np.int64]],
+    mask_BT: NDArray[Any],
+    own: list[int],
+) -> None:
+    """What the other processes recorded of their rows."""
+    told = ({n: a[own] for n, a in probs.items()}, {n: a[own] for n, a in decisions.items()}, mask_BT[own])
+    for rows, (theirs, chosen, kept) in from_everybody((own, told)):
+        mask_BT[rows] = kept
+        for layer in probs:
+            probs[layer][rows], decisions[layer][rows] = theirs[layer], chosen[layer]
 
 
 def record_evidence(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from transformers import PreTrainedModel
 
 from pathmark.errors import ModelError, PathmarkError, VerificationError
 from pathmark.keys import ClaimedKey, OwnerKey, VerifierKey
 from pathmark.keys.rederive import underivable
-from pathmark.models import bundled_probes, load_tokenizer
+from pathmark.models import bundled_probes, load_tokenizer, local_folder
+from pathmark.models.devices import Placement, settled
 from pathmark.models.loading import load_config, use_fast_experts
 from pathmark.models.original import FACTS, VOCABULARY, Original, behaviour, read_original
 from pathmark.models.streaming import should_stream, stream_model
@@ -52,6 +54,8 @@ class ExamineConfig:
     stream: Stream = "auto"
     """`auto` streams what needs more than half of the free memory."""
     trust_remote_code: bool = False
+    placement: Placement = field(default_factory=Placement)
+    """Where it runs. What is read layer by layer runs on the CPU."""
 
     def __post_init__(self) -> None:
         if self.n_probes < 1 or self.tokens < 4 or self.decoys < 0:
@@ -201,9 +205,11 @@ def _open(
     if config.stream == "auto" and not whole:
         whole = not should_stream(name, copies=copies, config=under, trust_remote_code=trusted)
     if config.stream != "always" and whole:
-        model = load_suspect(name, base=base, config=under, trust_remote_code=trusted)
+        plain = base is None and not is_adapter(name) and not trusted
+        dtype = config.placement.width(local_folder(name)) if plain else torch.float32
+        model = load_suspect(name, base=base, dtype=dtype, config=under, trust_remote_code=trusted)
         use_fast_experts(model)
-        return model, False
+        return settled(model, config.placement.chosen()), False
     if base is not None or is_adapter(name):
         raise ModelError("an adapter cannot be streamed; merge it into its base first, or use --stream never")
     model = stream_model(

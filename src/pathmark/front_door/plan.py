@@ -1,0 +1,179 @@
+"""`pathmark.plan`: what embedding, verifying and attacking a model take, from its config alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import torch
+
+from pathmark.attacks.finetuning import FineTune
+from pathmark.embedding import default_config
+from pathmark.errors import ModelError
+from pathmark.evaluate.suites import SUITES
+from pathmark.models import ModelReport
+from pathmark.models import inspect_model as read_model
+from pathmark.models.inspection import inspect_known
+from pathmark.release.plan import (
+    WIDE,
+    Devices,
+    Job,
+    plan_attacks,
+    plan_embedding,
+    plan_verification,
+    streamed_memory,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """On what, how fast, and how much of it."""
+
+    devices: str | None = None
+    """Such as `8x80GB`. None: this machine."""
+    tflops: float | None = None
+    """10^12 operations per second that one device really does. None: as fast as this machine multiplies matrices."""
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    """Of weights that are not trained."""
+    steps: int | None = None
+    """Of the embedding. None: the default."""
+    batch_size: int = 16
+    seq_len: int = 128
+    width: int = 2
+    """Target experts per layer."""
+    recompute: bool = False
+    suite: Literal["core", "paper", "full"] = "full"
+    """Attacks of the robustness run."""
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What each job takes on the devices."""
+
+    source: str
+    parameters: int
+    active: int
+    marked: tuple[int, ...]
+    devices: Devices
+    rate: float
+    """Operations per second and device."""
+    measured: bool
+    """The rate was measured on this machine, not stated."""
+    jobs: tuple[Job, ...]
+    streamed: int
+    """Bytes in memory of an embedding that leaves on disk what does not change (`--stream always`)."""
+
+    def summary(self) -> dict[str, Any]:
+        """The JSON object of `pathmark plan --json`."""
+        return {
+            "source": self.source,
+            "parameters": self.parameters,
+            "active": self.active,
+            "watermark_layers": list(self.marked),
+            "devices": self.devices.count,
+            "device_bytes": self.devices.memory,
+            "rate": self.rate,
+            "rate_measured": self.measured,
+            "streamed_bytes": self.streamed,
+            "jobs": {
+                job.name: job.summary()
+                | {
+                    "device_bytes": job.per_device(self.devices),
+                    "fits": self.devices.memory is None or job.per_device(self.devices) <= self.devices.memory,
+                    "hours": job.seconds(self.rate, self.devices) / 3600,
+                }
+                for job in self.jobs
+            },
+        }
+
+    def words(self) -> str:
+        """One paragraph for people."""
+        how = "as fast as this machine multiplies matrices" if self.measured else "as stated"
+        return (
+            f"{self.source} has {self.parameters / 1e9:.1f} billion parameters, of which a token meets "
+            f"{self.active / 1e9:.1f}. At {self.rate / 1e12:.3g} TFLOP/s per device, {how}; real runs take longer by "
+            f"what does not multiply. On one machine that leaves on disk what does not change, an embedding takes "
+            f"{self.streamed / 1e9:.1f} GB of memory. Formulae: docs/planning.md."
+        )
+
+
+def plan(model: str | os.PathLike[str], config: PlanConfig | None = None) -> Planned:
+    """Memory per device, tokens per step, hours and disk of embed, verify and robustness; no weights are read.
+
+    Example:
+        pathmark.plan("Qwen3-30B-A3B", pathmark.PlanConfig(devices="8x80GB", tflops=150)).summary()["jobs"]["embed"]
+    """
+    config = config or PlanConfig()
+    name = os.fspath(model)
+    report = None if Path(name).exists() else inspect_known(name)
+    report = report or read_model(name, trust_remote_code=config.trust_remote_code)
+    return planned(report, report.recommended, config)
+
+
+def planned(report: ModelReport, marked: tuple[int, ...], config: PlanConfig) -> Planned:
+    """The same for a model that was looked at."""
+    devices = parse_devices(config.devices, 2 if config.dtype == "bf16" else WIDE)
+    usual = default_config("anchored", report.hidden_size)
+    training = usual.shaped(
+        steps=config.steps or usual.loop.steps, batch_size=config.batch_size, seq_len=config.seq_len,
+        recompute=config.recompute,
+    )  # fmt: skip
+    return Planned(
+        source=report.source,
+        parameters=report.sizes.total,
+        active=report.sizes.active,
+        marked=tuple(marked),
+        devices=devices,
+        rate=speed() if config.tflops is None else 1e12 * config.tflops,
+        measured=config.tflops is None,
+        jobs=(
+            plan_embedding(report.sizes, marked, training, devices, width=config.width),
+            plan_verification(report.sizes, devices),
+            _robustness(report, devices, config),
+        ),
+        streamed=streamed_memory(report.sizes, marked, training, width=config.width),
+    )
+
+
+def _robustness(report: ModelReport, devices: Devices, config: PlanConfig) -> Job:
+    """Fine-tuning is counted; other attacks by their share of the suite's minutes on the bundled model."""
+    cases, usual = SUITES[config.suite], FineTune()
+    tokens, minutes = 0.0, 0.0
+    for case in cases:
+        tuning = [step.settings for step in case.steps if step.attack == "fine-tune"]
+        minutes += case.minutes if tuning else 0.0
+        for settings in tuning:
+            tokens += settings.get("samples", usual.samples) * settings.get("epochs", usual.epochs) * usual.length
+    whole = sum(case.minutes for case in cases)
+    tokens = tokens * whole / minutes if minutes else usual.samples * usual.length * whole
+    batch = usual.batch_size * usual.length
+    return plan_attacks(report.sizes, devices, trained_tokens=tokens, cases=len(cases), batch=batch)
+
+
+def parse_devices(text: str | None, weight_bytes: int) -> Devices:
+    """`8x80GB`, `80GB`; None is this machine and its free memory."""
+    if text is None:
+        return Devices(memory=int(psutil.virtual_memory().available), weight_bytes=weight_bytes)
+    found = re.fullmatch(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*GB", text.strip(), flags=re.IGNORECASE)
+    if found is None or int(found[1] or 1) < 1 or float(found[2]) <= 0:
+        raise ModelError(f"expected devices as COUNTxMEMORY such as 8x80GB, got {text!r}")
+    return Devices(count=int(found[1] or 1), memory=int(float(found[2]) * 1e9), weight_bytes=weight_bytes)
+
+
+@cache
+def speed() -> float:
+    """Multiplications and additions per second, measured once for a tenth of a second."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    square = torch.ones(512, 512, device=device)
+    done, started = 0, time.perf_counter()
+    while (passed := time.perf_counter() - started) < 0.1:
+        (square @ square)[0, 0].item()
+        done += 1
+    return float(2 * 512**3 * done / passed)
