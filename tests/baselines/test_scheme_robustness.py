@@ -20,7 +20,7 @@ from pathmark.reporting.scheme_robustness import scheme_table
 from pathmark.results.schema import to_json
 from pathmark.results.schemes import read_scheme_robustness
 
-SETTINGS = {"bits": 24, "steps": 30, "lr": 0.03, "length": 24, "batch_size": 4}
+SETTINGS = {"bits": 24, "steps": 40, "lr": 0.01, "length": 24, "batch_size": 4}
 SOURCES = Sources(model_sha256="0" * 64)
 CASES = (
     Case("none", ()),
