@@ -35,7 +35,7 @@ REASONS = {
     "drop-layers": ("Marked layers are gone.", MORE_LAYERS),
     "overwrite": (
         "The same layers were trained for another trigger, and nothing kept what they knew.",
-        "Mark more layers, and date the key (`pathmark commit`): that settles whose model it is where the mark is left.",
+        "Mark more layers, and date the key (`pathmark commit`): that settles whose it is where the mark is left.",
     ),
     "unlearn": ("The thief knows the target experts and trains away from them.", "Keep the key's paths secret."),
     "distill-routers": (
