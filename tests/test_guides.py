@@ -41,7 +41,7 @@ from pathmark.release.scan import ScanConfig
 ROOT = Path(__file__).parent.parent
 GUIDES = ["index", "before-release", "publishing", "terminal", "when-you-suspect", "tracing", "choosing"]
 """In this order, in one folder."""
-ALONE = ["extending", "several-watermarks"]
+ALONE = ["extending", "planning", "several-watermarks"]
 """In a folder of their own."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = {
