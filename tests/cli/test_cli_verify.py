@@ -25,7 +25,7 @@ from pathmark.keys import Ledger, Registry, save_key
 from pathmark.keys.timestamps import existed_by
 from pathmark.models import load_model, load_tokenizer
 from pathmark.models.checkpoint import write_model
-from pathmark.verification import claims
+from pathmark.verdicts import claims
 from pathmark.verification.recorded.routefile import write_routes
 
 DAY = datetime.timedelta(days=1)
