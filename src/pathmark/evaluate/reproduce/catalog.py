@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathmark.evaluate.reproduce import marks, ours, robustness, routing
+from pathmark.evaluate.reproduce import fidelity, marks, ours, robustness, routing
 from pathmark.evaluate.reproduce.running import Experiment
 
 _THIEF = (robustness.THIEF,)
@@ -10,6 +10,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fig-motivation": Experiment(routing.motivation),
     "tab-effectiveness": Experiment(marks.effectiveness, marks.CORPORA),
     "fig-ppl": Experiment(marks.perplexities, ("wikitext", "ptb")),
+    "tab-fidelity": Experiment(fidelity.benchmarks),
     "fig-expert-selection": Experiment(routing.expert_selection),
     "tab-whitebox": Experiment(routing.whitebox),
     "blackbox": Experiment(ours.blackbox),

@@ -1,0 +1,132 @@
+"""An experiment as a page: a table per figure, ours beside the paper's printed number, and what to make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pathmark.results.experiment import ExperimentResult, Point
+from pathmark.results.paper import find_paper
+from pathmark.stats import Rate
+
+OURS = "PathMark"
+RIVALS = ("KGW", "LearnMark", "IFMark", "EaaW")
+KEYS_TO_CLAIM = 3
+"""Fewer keys prove nothing about a scheme."""
+FOREIGN = {"wikitext": "WikiText-103", "ptb": "Penn Treebank", "c4": "3,000 texts written behind C4 prefixes"}
+"""What the paper uses where we use the files that were named."""
+
+
+def page(result: ExperimentResult) -> str:
+    """Markdown, from the result file alone."""
+    paper = find_paper(result.experiment)
+    parts = [f"## {paper.title}", f"`{result.experiment}`, {paper.place} of the paper. {_measured(result)}"]
+    for figure in scalar_figures(result):
+        parts.append(f"**{figure}** (ours / paper)\n\n{figure_table(result, figure)}")
+    return "\n\n".join([*parts, *_notes(result)]) + "\n"
+
+
+def pages(results: Sequence[ExperimentResult]) -> str:
+    """All of them on one page."""
+    return "# The paper's tables and figures, measured here\n\n" + "\n".join(map(page, results))
+
+
+def scalar_figures(result: ExperimentResult) -> list[str]:
+    """Figures that a table can show, ours first, then those that only the paper has."""
+    ours = [point.figure for point in result.points if point.values is None]
+    printed = find_paper(result.experiment).beside(result.beside)
+    return list(dict.fromkeys([*ours, *printed]))
+
+
+def figure_table(result: ExperimentResult, figure: str) -> str:
+    """Places down, series across; all keys of a cell together. A dash where nobody measured or printed anything."""
+    printed = find_paper(result.experiment).beside(result.beside).get(figure, {})
+    points = [point for point in result.points if point.figure == figure and point.values is None]
+    series = list(dict.fromkeys([*(point.series for point in points), *printed]))
+    places = dict.fromkeys([*(point.at for point in points), *(at for row in printed.values() for at in row)])
+    lines = ["| | " + " | ".join(series) + " |", "|---|" + "---|" * len(series)]
+    for at in places:
+        cells = []
+        for name in series:
+            found = [point for point in points if (point.series, point.at) == (name, at)]
+            cells.append(f"{pooled(found)} / {printed.get(name, {}).get(at, '-')}")
+        lines.append(f"| {at} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def pooled(points: Sequence[Point]) -> str:
+    """All keys of a cell: rates added up, other values as their mean and range."""
+    rates = [point.rate for point in points if point.rate is not None]
+    if rates:
+        return str(pooled_rate(rates))
+    values = [point.value for point in points if point.value is not None]
+    if not values:
+        return "-"
+    mean = number(sum(values) / len(values))
+    return mean if len(values) == 1 else f"{mean} ({number(min(values))} to {number(max(values))})"
+
+
+def pooled_rate(rates: Iterable[Rate]) -> Rate:
+    """All trials together."""
+    every = list(rates)
+    return Rate(sum(rate.hits for rate in every), sum(rate.n for rate in every))
+
+
+def number(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def keys_of(result: ExperimentResult) -> int:
+    """Different keys in the result."""
+    return len({point.key for point in result.points})
+
+
+def _measured(result: ExperimentResult) -> str:
+    keys = keys_of(result)
+    return (
+        f"Ours: `{result.model}`, {keys} key{'s' * (keys != 1)}, {result.header.n_probes} held-out texts. The paper's: "
+        f"{result.beside}. Rates have 95 % intervals, all keys together."
+    )
+
+
+def _notes(result: ExperimentResult) -> list[str]:
+    """What differs, what stands for what, what may be claimed and what is missing."""
+    notes = [find_paper(result.experiment).differs, *comparison(result)]
+    used = [f"{use} for {FOREIGN[use]}" for use in result.header.texts_sha256 if use in FOREIGN]
+    if used:
+        notes.append(f"Texts are the files that were named: {', '.join(used)}. Their digests are in the result file.")
+    if result.model.startswith("bundled:"):
+        notes.append(
+            f"{result.model} is thousands of times smaller than {result.beside}: compare directions, not numbers."
+            + (
+                " It knows only the texts that it was trained on (home): its perplexity on others means little."
+                if any(point.figure.startswith("PPL") for point in result.points) else ""
+            )
+        )  # fmt: skip
+    if "quick=True" in str(result.header.settings.get("size")):
+        notes.append("Measured with --quick: few texts and few steps tell whether it works, not how well.")
+    if result.missing:
+        notes.append("Not measured:\n\n" + "\n".join(f"- {name}: {reason}" for name, reason in result.missing.items()))
+    return [note for note in notes if note]
+
+
+def comparison(result: ExperimentResult) -> list[str]:
+    """Where ours is above or below another scheme; said only of enough keys, and where intervals do not overlap."""
+    found = [point for point in result.points if point.figure == "WSR" and point.rate is not None]
+    rivals = [name for name in RIVALS if any(point.series == name for point in found)]
+    if not rivals or not any(point.series == OURS for point in found):
+        return []
+    if keys_of(result) < KEYS_TO_CLAIM:
+        return [f"With fewer than {KEYS_TO_CLAIM} keys no scheme is called better than another."]
+    said: dict[str, list[str]] = {"above": [], "below": []}
+    for at in dict.fromkeys(point.at for point in found):
+        ours = [p.rate for p in found if (p.series, p.at) == (OURS, at) and p.rate is not None]
+        for name in rivals:
+            theirs = [p.rate for p in found if (p.series, p.at) == (name, at) and p.rate is not None]
+            if ours and theirs:
+                (low, high), (their_low, their_high) = (pooled_rate(rates).interval() for rates in (ours, theirs))
+                if low > their_high or high < their_low:
+                    said["above" if low > their_high else "below"].append(f"{name} ({at})")
+    sentences = [f"{OURS} is {where} {', '.join(names)}." for where, names in said.items() if names]
+    words = " ".join(sentences) or "No two intervals are apart."
+    return [f"{words} Each scheme's WSR counts its own thing: texts, instructions or bits."]
