@@ -189,6 +189,14 @@ def test_texts_are_files_that_are_named_and_what_is_not_is_told_in_one_line(benc
         Corpora.read(file).path("ptb", "test")
 
 
+def test_the_example_names_every_corpus_and_the_page_every_experiment():
+    root = Path(__file__).parent.parent.parent
+    assert len(Corpora.read(root / "examples" / "corpora.toml").paths) == 5  # all but home, which is a comment
+    text = (root / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    for paper in papers().values():
+        assert f"| `{paper.name}` | {paper.title} | {paper.minutes:g} | {paper.quick:g} |" in text
+
+
 def test_passages_are_long_enough_and_in_order():
     assert passages(["a b", "c", "d e f", "g"], words=3) == ["a b c", "d e f"]
 
