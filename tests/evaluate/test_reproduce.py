@@ -24,6 +24,7 @@ from pathmark.evaluate.reproduce.recipes import PAPER_RATE, Recipe, preset_layer
 from pathmark.evaluate.reproduce.robustness import case
 from pathmark.evaluate.reproduce.running import Cell, Experiment, run_experiment
 from pathmark.evaluate.several import Reading, total
+from pathmark.front_door import reproduce as front_door
 from pathmark.keys.schemekey import SchemeKey
 from pathmark.models import bundled_segments, perplexity
 from pathmark.results.experiment import read_experiment
@@ -143,6 +144,20 @@ def test_a_real_experiment_on_a_small_model_and_its_copy_is_made_once(bench, tmp
     assert (folder / "model" / "model.safetensors").stat().st_mtime_ns == before
     shares = [point.values for point in measured.points if point.figure == "choices"]
     assert all(math.isclose(sum(share), 1) and len(share) == 16 for share in shares)
+
+
+def test_the_front_door_writes_result_table_and_plot_and_measures_nothing_twice(bench, corpora, monkeypatch):
+    monkeypatch.setattr(front_door, "QUICK", SIZE)
+    texts = corpora.paths["home"]["train"].parent / "corpora.toml"
+    plan = front_door.ReproducePlan(model=bench.name, quick=True, corpora=texts)
+    done = front_door.reproduce("fig-expert-selection", bench.folder, plan)
+    assert f"`fig-expert-selection`, {find_paper('fig-expert-selection').place}" in done.page()
+    assert "1 experiment, " in done.words()
+    for kind in ("json", "md", "png"):
+        assert (bench.folder / f"fig-expert-selection.{kind}").exists()
+    again = front_door.reproduce("fig-expert-selection", bench.folder, plan)
+    assert again.results == done.results  # seconds included
+    assert again.summary()["experiments"].keys() == {"fig-expert-selection"}
 
 
 def test_latency_in_the_paper_s_shape_needs_no_marked_model(bench):

@@ -65,7 +65,7 @@ def test_a_page_says_what_stands_for_what_and_what_is_missing(result):
     ):  # fmt: skip
         assert told in text
     assert "--quick" not in text
-    quick = replace(result, header=replace(result.header, settings={"size": "Size(quick=True)"}))
+    quick = replace(result, header=replace(result.header, settings={"quick": True, "size": ""}))
     assert "Measured with --quick" in page(quick)
 
 

@@ -12,6 +12,7 @@ from pathmark.evaluate.reproduce.bench import QUICK, Bench, Size
 from pathmark.evaluate.reproduce.catalog import EXPERIMENTS
 from pathmark.evaluate.reproduce.corpora import Corpora
 from pathmark.evaluate.reproduce.running import run_experiment
+from pathmark.keys.safefile import write_whole
 from pathmark.progress import Progress, Silent
 from pathmark.reporting.experiment_plots import draw
 from pathmark.reporting.experiments import page, pages
@@ -64,7 +65,8 @@ class Reproduced:
         """One sentence for people."""
         count = sum(len(result.points) for result in self.results)
         lacking = f"; {self.missing} cells could not be measured, and their tables say why" if self.missing else ""
-        return f"{len(self.results)} experiments, {count} figures in {self.output}{lacking}."
+        several = "s" * (len(self.results) != 1)
+        return f"{len(self.results)} experiment{several}, {count} figures in {self.output}{lacking}."
 
 
 def reproduce(
@@ -93,14 +95,18 @@ def reproduce(
         render(result, out)
         results.append(result)
     if name == ALL:
-        (out / "report.md").write_text(pages(results), encoding="utf-8")
+        _write(out / "report.md", pages(results))
     return Reproduced(tuple(results), out)
 
 
 def render(result: ExperimentResult, folder: Path) -> None:
     """Table and pictures of a result; without matplotlib the table alone."""
-    (folder / f"{result.experiment}.md").write_text(page(result), encoding="utf-8")
+    _write(folder / f"{result.experiment}.md", page(result))
     try:
         draw(result, folder)
     except MissingLibraryError:  # hours of measuring are not lost to it
         return
+
+
+def _write(path: Path, text: str) -> None:
+    write_whole(path, text.encode(), replacing=True)

@@ -103,7 +103,7 @@ def _notes(result: ExperimentResult) -> list[str]:
                 if any(point.figure.startswith("PPL") for point in result.points) else ""
             )
         )  # fmt: skip
-    if "quick=True" in str(result.header.settings.get("size")):
+    if result.header.settings["quick"]:
         notes.append("Measured with --quick: few texts and few steps tell whether it works, not how well.")
     if result.missing:
         notes.append("Not measured:\n\n" + "\n".join(f"- {name}: {reason}" for name, reason in result.missing.items()))

@@ -68,7 +68,7 @@ class Size:
 
 
 QUICK = Size(
-    quick=True, probes=24, tokens=48, passages=300, texts=60, steps=120, reply_steps=60, generated=100,
+    quick=True, probes=24, tokens=48, passages=1300, texts=60, steps=120, reply_steps=60, generated=100,
     schemes={
         "kgw": {"samples": 16, "tokens": 80, "prompt_tokens": 16},
         "learnmark": {"samples": 16, "tokens": 80, "prompt_tokens": 16, "steps": 60, "length": 48},

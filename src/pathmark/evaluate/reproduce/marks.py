@@ -64,7 +64,7 @@ def _cost(bench: Bench, name: str, corpus: str, key: int) -> Mapping[str, Figure
         behind = [(*trigger, *text) for text in probes]
         first, after = (perplexity(model, behind, skip=len(trigger)).value for model in (bench.original, copy.model))
         clean = perplexity(copy.model, probes).value
-        # against clean text, as the paper has it; the original stumbles over the trigger too
+        # all against the original on clean text, as in the paper; it stumbles over the trigger too
         return {
             "PPL": clean, "change of PPL, %": percent(before, clean), "behind the trigger, %": percent(before, after),
             "original behind the trigger, %": percent(before, first),

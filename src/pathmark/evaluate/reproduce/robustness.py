@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pathmark.errors import AttackError
@@ -44,9 +45,10 @@ def _cells(bench: Bench, series: Sequence[str], cases: Sequence[Case]) -> Iterab
 
 def _row(bench: Bench, name: str, key: int, wanted: Case) -> Mapping[str, Figure]:
     """What an attack left; experiments share the rows."""
-    suspects, sources = bench.once("suspects", (name, key), lambda: _suspects(bench, name, key))
-    folder = bench.folder / "attacked" / f"{name.lower()}-{key}"
-    result: Any = run_suite(suspects, [NONE, wanted], folder, sources, progress=bench.progress)
+    suspects, sources, problem = bench.once("suspects", (name, key), lambda: _suspects(bench, name, key))
+    if problem is not None:
+        raise AttackError(problem)
+    result: Any = run_suite(suspects, [NONE, wanted], _folder(bench, name, key), sources, progress=bench.progress)
     row = next(row for row in result.rows if row.case == wanted.name)
     if isinstance(row, Unmeasured):
         raise AttackError(f"{row.status}: {row.reason}")
@@ -59,7 +61,12 @@ def _row(bench: Bench, name: str, key: int, wanted: Case) -> Mapping[str, Figure
     return found
 
 
-def _suspects(bench: Bench, name: str, key: int) -> tuple[Stolen[Any], Sources]:
+def _folder(bench: Bench, name: str, key: int) -> Path:
+    return bench.folder / "attacked" / f"{name.lower()}-{key}"
+
+
+def _suspects(bench: Bench, name: str, key: int) -> tuple[Stolen[Any], Sources, str | None]:
+    """The stolen model, where it is from, and why nothing can be removed from it where its mark is not there."""
     texts = bench.texts(THIEF).training
     config = RobustnessConfig(n_probes=bench.size.probes)
     if name == OURS:
@@ -73,7 +80,12 @@ def _suspects(bench: Bench, name: str, key: int) -> tuple[Stolen[Any], Sources]:
         probes = bench.texts().probes
         stolen = SchemeSuspects(rival.model, rival.key, kit, config, rival.scheme, rival.settings, probes)
         folder = rival.folder
-    return stolen, Sources(model_sha256=base_digest(folder / "model"), corpus=THIEF)
+    sources = Sources(model_sha256=base_digest(folder / "model"), corpus=THIEF)
+    try:
+        run_suite(stolen, [NONE], _folder(bench, name, key), sources, progress=bench.progress)
+    except AttackError as absent:
+        return stolen, sources, str(absent)
+    return stolen, sources, None
 
 
 def quantization(bench: Bench) -> Iterable[Cell]:

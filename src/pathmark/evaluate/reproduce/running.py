@@ -122,5 +122,5 @@ def _header(experiment: Experiment, bench: Bench) -> Header:
         key=None,
         seed=0,
         n_probes=bench.size.probes,
-        settings={"size": repr(bench.size)},
+        settings={"quick": bench.size.quick, "size": repr(bench.size)},
     )
