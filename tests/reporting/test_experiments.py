@@ -46,6 +46,13 @@ def test_printed_numbers_stand_beside_ours_and_alone_where_ours_are_missing(resu
     assert "| fine-pruning, 25 % | - / 90 | - / 69 | - / 36 | - / 30 |" in table
 
 
+def test_one_place_alone_has_its_figures_down(result):
+    found = replace(result, experiment="fig-motivation", points=tuple(p for p in result.points if p.at == "none"))
+    text = page(found)
+    assert "none (ours / paper)\n\n| | PathMark | EaaW | LearnMark |" in text
+    assert "| PPL | 42 (41 to 43) / - | 40.5 (40.5 to 40.5) / - | - / - |" in text
+
+
 def test_better_is_said_only_of_three_keys_and_of_intervals_apart(result):
     (said,) = comparison(result)
     above = "LearnMark (none), LearnMark (router noise, sigma 0.5), EaaW (router noise, sigma 0.5)"

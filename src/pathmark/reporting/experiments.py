@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pathmark.results.experiment import ExperimentResult, Point
 from pathmark.results.paper import find_paper
@@ -20,8 +20,11 @@ def page(result: ExperimentResult) -> str:
     """Markdown, from the result file alone."""
     paper = find_paper(result.experiment)
     parts = [f"## {paper.title}", f"`{result.experiment}`, {paper.place} of the paper. {_measured(result)}"]
-    for figure in scalar_figures(result):
-        parts.append(f"**{figure}** (ours / paper)\n\n{figure_table(result, figure)}")
+    figures = scalar_figures(result)
+    if len(places := _places(result, figures)) == 1:
+        parts.append(f"{places[0]} (ours / paper)\n\n{place_table(result, figures)}")
+    else:
+        parts += [f"**{figure}** (ours / paper)\n\n{figure_table(result, figure)}" for figure in figures]
     return "\n\n".join([*parts, *_notes(result)]) + "\n"
 
 
@@ -39,18 +42,42 @@ def scalar_figures(result: ExperimentResult) -> list[str]:
 
 def figure_table(result: ExperimentResult, figure: str) -> str:
     """Places down, series across; all keys of a cell together. A dash where nobody measured or printed anything."""
-    printed = find_paper(result.experiment).beside(result.beside).get(figure, {})
-    points = [point for point in result.points if point.figure == figure and point.values is None]
-    series = list(dict.fromkeys([*(point.series for point in points), *printed]))
-    places = dict.fromkeys([*(point.at for point in points), *(at for row in printed.values() for at in row)])
-    lines = ["| | " + " | ".join(series) + " |", "|---|" + "---|" * len(series)]
-    for at in places:
-        cells = []
-        for name in series:
-            found = [point for point in points if (point.series, point.at) == (name, at)]
-            cells.append(f"{pooled(found)} / {printed.get(name, {}).get(at, '-')}")
-        lines.append(f"| {at} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    series = _series(result, [figure])
+    rows = {at: [_cell(result, figure, name, at) for name in series] for at in _places(result, [figure])}
+    return _table(series, rows)
+
+
+def place_table(result: ExperimentResult, figures: Sequence[str]) -> str:
+    """The same where there is one place only: figures down."""
+    series, (at,) = _series(result, figures), _places(result, figures)
+    return _table(series, {figure: [_cell(result, figure, name, at) for name in series] for figure in figures})
+
+
+def _table(head: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    lines = ["| | " + " | ".join(head) + " |", "|---|" + "---|" * len(head)]
+    return "\n".join([*lines, *(f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items())])
+
+
+def _cell(result: ExperimentResult, figure: str, series: str, at: str) -> str:
+    where = (figure, series, at)
+    found = [p for p in result.points if (p.figure, p.series, p.at) == where and p.values is None]
+    printed = find_paper(result.experiment).beside(result.beside)
+    return f"{pooled(found)} / {printed.get(figure, {}).get(series, {}).get(at, '-')}"
+
+
+def _series(result: ExperimentResult, figures: Sequence[str]) -> list[str]:
+    """Columns: ours first, then those that only the paper has."""
+    printed = find_paper(result.experiment).beside(result.beside)
+    ours = [p.series for p in result.points if p.figure in figures and p.values is None]
+    return list(dict.fromkeys([*ours, *(name for figure in figures for name in printed.get(figure, {}))]))
+
+
+def _places(result: ExperimentResult, figures: Sequence[str]) -> list[str]:
+    """Rows, likewise."""
+    printed = find_paper(result.experiment).beside(result.beside)
+    ours = [p.at for p in result.points if p.figure in figures and p.values is None]
+    theirs = [at for figure in figures for row in printed.get(figure, {}).values() for at in row]
+    return list(dict.fromkeys([*ours, *theirs]))
 
 
 def pooled(points: Sequence[Point]) -> str:
@@ -106,7 +133,11 @@ def _notes(result: ExperimentResult) -> list[str]:
     if result.header.settings["quick"]:
         notes.append("Measured with --quick: few texts and few steps tell whether it works, not how well.")
     if result.missing:
-        notes.append("Not measured:\n\n" + "\n".join(f"- {name}: {reason}" for name, reason in result.missing.items()))
+        reasons: dict[str, list[str]] = {}
+        for name, reason in result.missing.items():
+            reasons.setdefault(reason, []).append(name)
+        told = (f"- {'; '.join(names)}: {reason}" for reason, names in reasons.items())
+        notes.append("Not measured:\n\n" + "\n".join(told))
     return [note for note in notes if note]
 
 
