@@ -75,4 +75,7 @@ def _list(as_json: bool) -> None:
     minutes, quick = (sum(getattr(one, name) for one in papers().values()) for name in ("minutes", "quick"))
     shown.add_row("all", f"{minutes:g}", f"{quick:g}", "every one")
     Console(soft_wrap=True).print(shown)
-    click.echo("Minutes are for bundled:tiny with three keys on two idle cores, about.")
+    click.echo(
+        "Minutes are estimates for bundled:tiny with three keys on two idle cores. The first experiment that needs the "
+        "marked copies makes them, which takes 50 more (2 with --quick)."
+    )

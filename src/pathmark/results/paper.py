@@ -29,7 +29,8 @@ class Paper:
     place: str
     """Where it is in the paper."""
     minutes: float
-    """About how long it takes on the bundled model with three keys on two idle cores."""
+    """About how long it takes on the bundled model with three keys on two idle cores, without the copies that several
+    experiments share."""
     quick: float
     """The same with --quick."""
     differs: str

@@ -158,13 +158,12 @@ def _ablated(bench: Bench, width: int, count: int) -> Mapping[str, Figure]:
 def route_weight(bench: Bench) -> Iterable[Cell]:
     """The paper's recipe with other weights of its routing loss."""
     for weight in bench.pick((0.1, 0.5, 1.0, 2.0, 3.0, 5.0), (0.1, 1.0, 5.0)):
-        for key in range(bench.keys):
-            yield Cell(SERIES_PAPER, f"{weight:g}", key, partial(_weighed, bench, weight, key))
+        yield Cell(SERIES_PAPER, f"{weight:g}", 0, partial(_weighed, bench, weight))
 
 
-def _weighed(bench: Bench, weight: float, key: int) -> Mapping[str, Figure]:
+def _weighed(bench: Bench, weight: float) -> Mapping[str, Figure]:
     # the paper's own weight is the recipe's default, which other experiments use too
-    copy = bench.ours(key, Recipe(objective="paper", route_weight=None if weight == 1.0 else weight))
+    copy = bench.ours(0, Recipe(objective="paper", route_weight=None if weight == 1.0 else weight))
     mark, probes = copy.key.watermarks[0], bench.probes()
     clean = score_path(mark, record_routes(copy.model, probes, mark.layers)).wsr
     return {
