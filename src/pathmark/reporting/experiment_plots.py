@@ -42,8 +42,8 @@ def _plot(result: ExperimentResult, path: Path) -> None:
 
     figures = [name for name in scalar_figures(result) if any(point.figure == name for point in result.points)]
     places = list(dict.fromkeys(point.at for point in result.points))
-    lines = figures[:PANELS] if len(places) > 1 else []
     spread = [point for point in result.points if point.values is not None and point.key == 0]
+    lines = [] if spread else figures[:PANELS]
     panels = [*lines, *dict.fromkeys(point.at for point in spread)]
     figure = Figure(figsize=(5.5 * max(1, len(panels)), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
