@@ -73,9 +73,9 @@ def _list(as_json: bool) -> None:
     for one in papers().values():
         shown.add_row(one.name, f"{one.minutes:g}", f"{one.quick:g}", one.title)
     minutes, quick = (sum(getattr(one, name) for one in papers().values()) for name in ("minutes", "quick"))
-    shown.add_row("all", f"{minutes:g}", f"{quick:g}", "every one")
+    shown.add_row("all", f"{minutes:.0f}", f"{quick:.0f}", "every one")
     Console(soft_wrap=True).print(shown)
     click.echo(
         "Minutes are estimates for bundled:tiny with three keys on two idle cores. The first experiment that needs the "
-        "marked copies makes them, which takes 50 more (2 with --quick)."
+        "marked copies makes them, which takes 50 more; --quick counts them in."
     )

@@ -32,7 +32,7 @@ class Paper:
     """About how long it takes on the bundled model with three keys on two idle cores, without the copies that several
     experiments share."""
     quick: float
-    """The same with --quick."""
+    """The same with --quick, in this order, copies included."""
     differs: str
     """Where ours differs from the paper's, and why."""
     printed: Mapping[str, Mapping[str, Mapping[str, str]]]
