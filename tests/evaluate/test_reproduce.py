@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -218,7 +219,15 @@ def test_passages_are_long_enough_and_in_order():
 
 def test_presets_are_the_last_six_layers_and_the_paper_s_way_to_train():
     assert preset_layers("Qwen/Qwen1.5-MoE-A2.7B") == (18, 19, 20, 21, 22, 23)
-    assert len(preset_layers("mistralai/Mixtral-8x7B-v0.1")) == 6
+    sizes = json.loads(files("pathmark.models").joinpath("presets.json").read_text())
+    for model, name in {
+        "Qwen/Qwen1.5-MoE-A2.7B-Chat": "Qwen1.5-MoE-A2.7B",
+        "mistralai/Mixtral-8x7B-v0.1": "Mixtral-8x7B",
+        "microsoft/Phi-3.5-MoE-instruct": "Phi-3.5-MoE",
+        "Qwen/Qwen3-30B-A3B": "Qwen3-30B-A3B",
+    }.items():
+        count = sizes[name]["num_hidden_layers"]
+        assert preset_layers(model) == tuple(range(count - 6, count))
     assert preset_layers("bundled:tiny") is None
     paper = Recipe(objective="paper", stealth_weight=0.0).config(2048, preset=True, texts=10, steps=None)
     assert (paper.loop.lr, paper.batch_size, paper.objective.stealth_weight) == (PAPER_RATE, 8, 0.0)
