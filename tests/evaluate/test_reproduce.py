@@ -53,8 +53,7 @@ def bench(tmp_path_factory, corpora):
 def test_every_experiment_of_the_paper_is_there_in_its_order():
     assert list(EXPERIMENTS) == list(papers())
     assert len(EXPERIMENTS) == 20
-    assert sum(paper.quick for paper in papers().values()) <= 20
-    assert max(paper.minutes for paper in papers().values()) <= 120
+    assert all(paper.title and paper.differs and paper.minutes > 0 for paper in papers().values())
 
 
 def test_printed_numbers_agree_with_each_other_and_with_what_else_is_printed():
