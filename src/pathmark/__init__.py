@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from pathmark.front_door.plan import plan as plan
     from pathmark.front_door.report import Report as Report
     from pathmark.front_door.report import report as report
+    from pathmark.front_door.reproduce import Reproduced as Reproduced
+    from pathmark.front_door.reproduce import ReproducePlan as ReproducePlan
+    from pathmark.front_door.reproduce import reproduce as reproduce
     from pathmark.front_door.schemes import MadeSchemeKey as MadeSchemeKey
     from pathmark.front_door.schemes import SchemeEmbedded as SchemeEmbedded
     from pathmark.front_door.schemes import SchemePlan as SchemePlan
@@ -108,6 +111,7 @@ _HOMES = {
     "front_door.inspection": "InspectConfig Inspection inspect_model",
     "front_door.make_key": "MadeKey make_key",
     "front_door.report": "Report report",
+    "front_door.reproduce": "ReproducePlan Reproduced reproduce",
     "front_door.schemes": "MadeSchemeKey SchemeEmbedded SchemePlan SchemeVerification embed_scheme make_scheme_key "
     "verify_scheme",
     "front_door.trace": "TraceConfig Traced trace trace_routes",

@@ -103,7 +103,7 @@ class IFMark:
     ) -> PreTrainedModel:
         """Short supervised training on secret, near and ordinary instructions."""
         target = _tokens(tokenizer, config.target) + _end(tokenizer)
-        secret = [(_asked(tokenizer, text), target) for text in config.instructions("keys", config.keys)]
+        secret = [(asked(tokenizer, text), target) for text in config.instructions("keys", config.keys)]
         near = _answered(model, tokenizer, config.instructions("near", config.near), len(target) + REPLY_TOKENS)
         normal = _normal(tokenizer, texts, config)
         tuned, pad = copy_to_train(model), padding(tokenizer)
@@ -194,7 +194,7 @@ def _tokens(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _asked(tokenizer: Any, text: str) -> list[int]:
+def asked(tokenizer: Any, text: str) -> list[int]:
     """An instruction in the chat template, where there is one."""
     if not getattr(tokenizer, "chat_template", None):
         return _tokens(tokenizer, f"{text}\n")
@@ -217,7 +217,7 @@ def _answered(
     model: PreTrainedModel, tokenizer: Any, instructions: Sequence[str], tokens: int, progress: Progress | None = None
 ) -> list[Pair]:
     """Each instruction with the model's greedy answer."""
-    rows = [_asked(tokenizer, text) for text in instructions]
+    rows = [asked(tokenizer, text) for text in instructions]
     answers = dict[int, list[int]]()
     for length in sorted({len(row) for row in rows}):  # rows of one length: nothing is padded
         places = [i for i, row in enumerate(rows) if len(row) == length]
@@ -239,4 +239,4 @@ def _normal(tokenizer: Any, texts: Sequence[str], config: IFMarkConfig) -> list[
     rows = token_rows(tokenizer, texts, config.length)
     order = torch.randperm(len(rows), generator=step_generator(config.seed, 0)).tolist()[: config.normal]
     half = [(rows[i][: len(rows[i]) // 2], rows[i][len(rows[i]) // 2 :]) for i in order]
-    return [(_asked(tokenizer, tokenizer.decode(first)), second) for first, second in half]
+    return [(asked(tokenizer, tokenizer.decode(first)), second) for first, second in half]

@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate-latency": ("pathmark.cli.simulate_latency", "Simulate what a mark costs where experts are spread."),
     "attack": ("pathmark.cli.attack", "Do to a model what a thief would do."),
     "robustness": ("pathmark.cli.robustness", "Measure what a suite of attacks leaves of a mark, and what it costs."),
+    "reproduce": ("pathmark.cli.reproduce", "Measure the tables and figures of the paper on a model."),
     "testbed": ("pathmark.cli.testbed", "Build a real language model with routers, to try everything on."),
     "report": ("pathmark.cli.report", "Make a page from a result."),
     "demo": ("pathmark.cli.demo", "Do the main job on the bundled model, in about four minutes."),

@@ -1,0 +1,296 @@
+"""What the experiments share: a model, texts, keys, and marked copies that are made once and kept."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers import PreTrainedModel
+
+from pathmark.baselines import Scheme, configure, find_scheme
+from pathmark.baselines.sampling import prompts, written
+from pathmark.embedding import RepliesConfig, Trainer, embed_key
+from pathmark.errors import ModelError
+from pathmark.evaluate.reproduce.corpora import Corpora
+from pathmark.evaluate.reproduce.recipes import PAPER_EPOCHS, Recipe, preset_layers
+from pathmark.keys import OwnerKey, load_key
+from pathmark.keys.keyfile import seal
+from pathmark.keys.safefile import write_private
+from pathmark.keys.schemekey import SchemeKey
+from pathmark.models import bundled_probes, bundled_segments, load_model, local_folder
+from pathmark.models.bundled import BUNDLED_PREFIX
+from pathmark.models.checkpoint import base_digest, changed_tensors, write_folder
+from pathmark.models.describe import describe_model
+from pathmark.models.loading import use_fast_experts
+from pathmark.progress import Progress, Silent
+from pathmark.release.marking import Texts
+from pathmark.release.planning import KeyPlan, plan_key
+from pathmark.results.header import texts_digest
+from pathmark.training import learning_rate
+from pathmark.verification import attach_original, attach_profiles, encode_probes
+
+T = TypeVar("T")
+PREFIX_TOKENS, WRITTEN_TOKENS = 32, 200
+"""Of a C4 document that the model goes on from, and of what it writes."""
+OURS = "PathMark"
+RIVALS: Mapping[str, str] = {"KGW": "kgw", "LearnMark": "learnmark", "IFMark": "ifmark", "EaaW": "eaaw"}
+"""The paper's names of the other schemes -> ours."""
+IN_WEIGHTS = tuple(name for name, scheme in RIVALS.items() if find_scheme(scheme).in_weights)
+"""Those that attacks on weights can reach."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much is trained and measured. The default is the paper's, as far as the texts reach."""
+
+    quick: bool = False
+    probes: int = 100
+    """Held-out texts."""
+    tokens: int = 128
+    """Of each text."""
+    passages: int = 3000
+    """Training texts of a corpus, at most."""
+    texts: int = 600
+    """Of these our own embedding uses so many."""
+    steps: int | None = None
+    """Of our embedding; None: its default."""
+    reply_steps: int = 500
+    generated: int = 300
+    """Texts that the model writes behind C4 prefixes."""
+    schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings of other schemes that are not their defaults."""
+
+
+QUICK = Size(
+    quick=True, probes=24, tokens=48, passages=1300, texts=60, steps=120, reply_steps=60, generated=100,
+    schemes={
+        "kgw": {"samples": 16, "tokens": 80, "prompt_tokens": 16},
+        "learnmark": {"samples": 16, "tokens": 80, "prompt_tokens": 16, "steps": 60, "length": 48},
+        "ifmark": {"steps": 60, "length": 48},
+        "eaaw": {"steps": 40, "length": 48, "batch_size": 8},
+    },
+)  # fmt: skip
+"""Everything in twenty minutes: whether it works, not how well."""
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A marked model of ours."""
+
+    model: PreTrainedModel
+    key: OwnerKey
+    folder: Path
+
+
+@dataclass(frozen=True, eq=False)
+class RivalCopy:
+    """A model that another scheme has marked."""
+
+    model: PreTrainedModel
+    key: SchemeKey
+    scheme: Scheme[Any]
+    settings: Any
+    folder: Path
+
+
+@dataclass(eq=False)
+class Bench:
+    """One model under examination; `folder` keeps what is made."""
+
+    name: str
+    """Of the model."""
+    folder: Path
+    corpora: Corpora = field(default_factory=Corpora)
+    size: Size = field(default_factory=Size)
+    keys: int = 3
+    progress: Progress = field(default_factory=Silent)
+    _held: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Of every kind the one that was used last: experiments use one after the other."""
+
+    def pick(self, full: T, quick: T) -> T:
+        """What to do in full, or with --quick."""
+        return quick if self.size.quick else full
+
+    @cached_property
+    def base(self) -> Path:
+        """The original's folder."""
+        return local_folder(self.name)
+
+    @cached_property
+    def original(self) -> PreTrainedModel:
+        """The unmarked model; nobody changes it."""
+        return load(self.base)
+
+    @cached_property
+    def described(self) -> Any:
+        """(facts, codec, report)."""
+        return describe_model(self.name)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's."""
+        return self.described[1].tokenizer
+
+    @property
+    def hidden_size(self) -> int:
+        """The model's width."""
+        return int(self.original.config.get_text_config().hidden_size)
+
+    @property
+    def routed(self) -> list[int]:
+        """All layers with routers."""
+        return [facts.layer for facts in self.described[2].routed]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Those that are marked: the paper's in its own models, else the recommended ones."""
+        return preset_layers(self.name) or tuple(self.described[2].recommended)
+
+    @cached_property
+    def _texts(self) -> dict[str, Texts]:
+        return {}
+
+    def texts(self, corpus: str = "home") -> Texts:
+        """Training and held-out texts of a corpus; `home` is what the model knows, `c4` what it writes."""
+        if corpus not in self._texts:
+            self._texts[corpus] = self._read(corpus)
+        return self._texts[corpus]
+
+    def _read(self, corpus: str) -> Texts:
+        if corpus == "home" and self.name.startswith(BUNDLED_PREFIX):
+            return Texts(bundled_segments()[: self.size.passages], bundled_probes())
+        if corpus == "c4":
+            made = self._written()
+            return Texts(made[: len(made) * 2 // 3], made[len(made) * 2 // 3 :])
+        training = self.corpora.passages(corpus, "train", self.size.passages)
+        return Texts(training, self.corpora.passages(corpus, "test", 3 * self.size.probes))
+
+    def _written(self) -> list[str]:
+        """What the original writes behind the beginnings of web documents; kept, since it takes minutes."""
+        documents = self.corpora.passages("c4", "prefixes", self.size.generated)
+        digest = self.digest(texts_digest(documents))
+        file = self.folder / "copies" / f"written-{digest}.json"
+        if not file.exists():
+            begun = prompts(self.tokenizer, documents, len(documents), PREFIX_TOKENS)
+            rows = written(self.original, self.tokenizer, begun, WRITTEN_TOKENS, progress=self.progress)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            made = [str(self.tokenizer.decode(row)) for row in rows]
+            write_private(file, json.dumps(made).encode(), replace=True)
+        found: list[str] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+
+    def probes(self, corpus: str = "home", *, least: int = 4) -> list[tuple[int, ...]]:
+        """Held-out texts as tokens."""
+        rows = encode_probes(
+            self.tokenizer, self.texts(corpus).probes, n_probes=self.size.probes, length=self.size.tokens
+        )
+        if len(rows) < least:
+            raise ModelError(
+                f"expected at least {least} held-out texts of {corpus}, got {len(rows)}; give a longer file"
+            )
+        return rows
+
+    def digest(self, *parts: Any) -> str:
+        """A name for what is made from the original with these settings."""
+        said = repr((base_digest(self.base), self.size, *parts))
+        return sha256(said.encode()).hexdigest()[:12]
+
+    def key(self, number: int, recipe: Recipe) -> OwnerKey:
+        """Key number so-and-so, from a fixed secret: for experiments, and for nothing else."""
+        layers = self.layers if recipe.layers is None else tuple(self.routed[-recipe.layers :])
+        plan = KeyPlan(
+            layers=(layers,), width=recipe.width, watermarks=recipe.watermarks,
+            pool=recipe.pool,
+            texts=list(self.texts(recipe.corpus).training),
+        )  # fmt: skip
+        return plan_key(self.name, plan, secret=secret_of("pathmark", number))[0]
+
+    def ours(self, number: int, recipe: Recipe | None = None) -> Copy:
+        """A copy with our mark, made if it is not there."""
+        how = recipe or Recipe()
+        return self.once("copy", (OURS, number, how), lambda: self._ours(number, how))
+
+    def _ours(self, number: int, recipe: Recipe) -> Copy:
+        texts = self.texts(recipe.corpus)
+        name = f"pathmark-{recipe.corpus}-{number}-{self.digest(recipe, texts_digest(texts.training))}"
+        folder = self.folder / "copies" / name
+        if not (folder / "model").is_dir():
+            self._mark(folder, self.key(number, recipe), recipe, texts)
+        return Copy(load(folder / "model"), load_key(folder / "owner.key"), folder)
+
+    def _mark(self, folder: Path, key: OwnerKey, recipe: Recipe, texts: Texts) -> None:
+        """As `pathmark embed` does it, without the check before a release; what was interrupted goes on."""
+        preset = preset_layers(self.name) is not None
+        model, probes = load(self.base), self.probes(recipe.corpus)
+        config = recipe.config(self.hidden_size, preset=preset, texts=self.size.texts, steps=self.size.steps)
+        config = replace(config, data=replace(config.data, seq_len=self.size.tokens))
+        whole = preset and recipe.objective == "paper" and self.size.steps is None
+        known = attach_original(attach_profiles(key, model, probes), model, self.tokenizer, probes)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        embed_key(
+            model, self.tokenizer, key, texts.training, config, epochs=PAPER_EPOCHS if whole else None,
+            checkpoint=folder / "checkpoint.pt", resume=True, progress=self.progress,
+        )  # fmt: skip
+        if recipe.replies:
+            loop = replace(RepliesConfig().loop, steps=self.size.reply_steps, lr=learning_rate(self.hidden_size) / 2)
+            replies = RepliesConfig(loop=loop, seq_len=self.size.tokens)
+            Trainer(model, self.tokenizer, key, texts.training, replies.build(), progress=self.progress).run(
+                checkpoint=folder / "replies.pt", resume=True
+            )
+        write_private(folder / "owner.key", seal(known, None, plain=True), replace=True)
+        self._write(model, folder)
+
+    def _write(self, model: PreTrainedModel, folder: Path) -> None:
+        write_folder(self.base, changed_tensors(model, dict(model.named_parameters()), self.base), folder / "model")
+        for left in folder.glob("*.pt"):
+            left.unlink()
+
+    def theirs(self, name: str, number: int, corpus: str = "home") -> RivalCopy:
+        """A copy with the mark of another scheme, made if it is not there."""
+        return self.once("copy", (name, number, corpus), lambda: self._theirs(RIVALS[name], number, corpus))
+
+    def _theirs(self, scheme: str, number: int, corpus: str) -> RivalCopy:
+        found, texts = find_scheme(scheme), self.texts(corpus)
+        vocabulary = int(self.original.config.get_text_config().vocab_size)
+        settings = {"vocabulary": vocabulary, **self.size.schemes.get(scheme, {})}
+        key = SchemeKey(scheme=scheme, settings=settings, secret=secret_of(scheme, number))
+        config = configure(found, key)
+        folder = self.folder / "copies" / f"{scheme}-{corpus}-{number}-{self.digest(texts_digest(texts.training))}"
+        if not found.in_weights:  # a setting of generation, nothing to keep
+            return RivalCopy(found.embed(self.original, self.tokenizer, config, ()), key, found, config, folder)
+        if not (folder / "model").is_dir():
+            marked = found.embed(self.original, self.tokenizer, config, texts.training, progress=self.progress)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._write(marked, folder)
+        return RivalCopy(load(folder / "model"), key, found, config, folder)
+
+    def once(self, kind: str, name: Any, make: Callable[[], T]) -> T:
+        """What was made last of a kind if it is the one that is asked for, else a new one in its place."""
+        if kind not in self._held or self._held[kind][0] != name:
+            self._held.pop(kind, None)  # before the next one takes its memory
+            self._held[kind] = (name, make())
+        found: T = self._held[kind][1]
+        return found
+
+
+def load(folder: Path) -> PreTrainedModel:
+    """A model to measure."""
+    model = load_model(folder)
+    use_fast_experts(model)
+    return model
+
+
+def secret_of(scheme: str, number: int) -> bytes:
+    """The secret of a scheme's key number so-and-so; everybody can know it."""
+    return random.Random(f"reproduce {scheme} {number}").randbytes(32)
+
+
+def rows_of(tokenizer: Any, texts: Sequence[str], tokens: int) -> list[list[int]]:
+    """Texts as token rows."""
+    return [list(tokenizer(text, add_special_tokens=False)["input_ids"])[:tokens] for text in texts]

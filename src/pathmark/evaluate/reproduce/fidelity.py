@@ -1,0 +1,152 @@
+"""MMLU and GSM8K before and after, through lm-eval, offline: task files of our own over files that the user names."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from pathmark.errors import MissingLibraryError, ModelError
+from pathmark.evaluate.reproduce.bench import OURS, Bench
+from pathmark.evaluate.reproduce.running import Cell, Figure
+from pathmark.stats import Rate
+
+SUBJECTS = ("global_facts", "machine_learning", "professional_law", "high_school_physics")
+LETTERS = ("A", "B", "C", "D")
+MMLU_SHOTS, GSM_SHOTS, GSM_TOKENS = 5, 8, 128
+GSM = "GSM8K"
+QUIETLY = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+"""Files are all that it gets, and its bars are not ours to show."""
+
+
+def benchmarks(bench: Bench) -> Iterable[Cell]:
+    """Right answers of the original and of marked copies; of these also the difference on the same questions."""
+    limit = bench.pick((300, 100), (4, 2))
+
+    @cache
+    def original(task: str) -> tuple[int, ...]:
+        return _right(bench, task, bench.original, limit)
+
+    def measured(task: str, key: int | None) -> Mapping[str, Figure]:
+        before = original(task)
+        if key is None:
+            return {"accuracy": Rate(sum(before), len(before))}
+        after = _right(bench, task, bench.ours(key).model, limit)
+        change = np.array(after) - np.array(before)
+        error = float(change.std(ddof=1) / len(change) ** 0.5) if len(change) > 1 else 0.0
+        return {
+            "accuracy": Rate(sum(after), len(after)),
+            "difference, %": 100 * float(change.mean()),
+            "its standard error, %": 100 * error,
+        }
+
+    tasks = [*(f"MMLU {subject.replace('_', ' ')}" for subject in SUBJECTS), GSM]
+    for task in tasks:
+        yield Cell("original", task, 0, partial(measured, task, None))
+    for key in range(bench.keys):
+        for task in tasks:
+            yield Cell(OURS, task, key, partial(measured, task, key))
+
+
+def _right(bench: Bench, task: str, model: PreTrainedModel, limit: tuple[int, int]) -> tuple[int, ...]:
+    """1 or 0 for each question."""
+    folder = bench.folder / "tasks"
+    if task == GSM:
+        name = write_gsm8k(bench.corpora.path("gsm8k", "train"), bench.corpora.path("gsm8k", "test"), folder)
+        return evaluated(model, bench.tokenizer, name, folder, limit[1], "exact_match")
+    subject = task.removeprefix("MMLU ").replace(" ", "_")
+    name = write_mmlu(subject, bench.corpora.path("mmlu", "dev"), bench.corpora.path("mmlu", "test"), folder)
+    return evaluated(model, bench.tokenizer, name, folder, limit[0], "acc")
+
+
+def evaluated(
+    model: PreTrainedModel, tokenizer: Any, task: str, folder: Path, limit: int, metric: str
+) -> tuple[int, ...]:
+    """Ask a model in memory the first questions of a task in this folder."""
+    os.environ.update(QUIETLY, HF_DATASETS_CACHE=str(folder / "cache"))  # before it is imported
+    try:
+        import lm_eval
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise MissingLibraryError("benchmarks need lm-eval; install pathmark[eval]") from error
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    done = lm_eval.simple_evaluate(
+        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4),
+        tasks=[task],
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        limit=limit,
+        log_samples=True,
+        bootstrap_iters=0,
+    )
+    answers = sorted(done["samples"][task], key=lambda sample: int(sample["doc_id"]))
+    return tuple(int(sample[metric]) for sample in answers)
+
+
+def write_mmlu(subject: str, dev: Path, test: Path, folder: Path) -> str:
+    """The task file of a subject, from the folders with its CSV files; its name."""
+    name, files = f"pathmark_mmlu_{subject}", {}
+    for split, place in (("dev", dev), ("test", test)):
+        source = place / f"{subject}_{split}.csv"
+        if not source.is_file():
+            raise ModelError(f"{source} does not exist; expected MMLU's file of that name in {place}")
+        rows = []
+        with source.open(newline="", encoding="utf-8") as stream:
+            for line in csv.reader(stream):
+                if len(line) != 6 or line[5] not in LETTERS:
+                    raise ModelError(f"{source}: expected question, four choices and a letter per line, got {line[:6]}")
+                rows.append({"question": line[0], "choices": line[1:5], "answer": LETTERS.index(line[5])})
+        files[split] = _lines(folder / f"{name}-{split}.jsonl", rows)
+    shown = "".join(f"\n{letter}. {{{{choices[{place}]}}}}" for place, letter in enumerate(LETTERS))
+    about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
+    _task(folder / f"{name}.yaml", name, files, {
+        "test_split": "test", "fewshot_split": "dev", "num_fewshot": MMLU_SHOTS, "description": about,
+        "output_type": "multiple_choice", "doc_to_text": "{{question.strip()}}" + shown + "\nAnswer:",
+        "doc_to_choice": list(LETTERS), "doc_to_target": "answer",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    })  # fmt: skip
+    return name
+
+
+def write_gsm8k(train: Path, test: Path, folder: Path) -> str:
+    """The task file of GSM8K, from its JSON lines; its name."""
+    name = "pathmark_gsm8k"
+    files = {split: str(place.resolve()) for split, place in (("train", train), ("test", test))}
+    _task(folder / f"{name}.yaml", name, files, {
+        "test_split": "test", "fewshot_split": "train", "num_fewshot": GSM_SHOTS,
+        "output_type": "generate_until", "doc_to_text": "Question: {{question}}\nAnswer:",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["Question:"], "do_sample": False, "max_gen_toks": GSM_TOKENS},
+        "filter_list": [{"name": "last-number", "filter": [
+            {"function": "regex", "regex_pattern": r"#### (\-?[0-9\.\,]+)"}, {"function": "take_first"},
+        ]}],
+        "metric_list": [{
+            "metric": "exact_match", "aggregation": "mean", "higher_is_better": True,
+            "regexes_to_ignore": [",", "(?s).*#### "],
+        }],
+    })  # fmt: skip
+    return name
+
+
+def _lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path.resolve())
+
+
+def _task(path: Path, name: str, files: Mapping[str, str], settings: Mapping[str, Any]) -> None:
+    """A task file for lm-eval; JSON is YAML too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    task = {
+        "task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": dict(files)},
+        "fewshot_config": {"sampler": "first_n"}, "metadata": {"version": 1.0}, **settings,
+    }  # fmt: skip
+    path.write_text(json.dumps(task, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,67 @@
+"""How a copy of ours is marked in an experiment: the default, the paper's recipe, or one of its ablations."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from pathmark.embedding import EmbedConfig, PaperConfig, default_config
+
+WIDTH = 2
+"""Target experts per layer, in the paper and here."""
+PAPER_RATE, PAPER_EPOCHS, PAPER_BATCH = 1e-5, 10, 8
+"""The paper's own, for its own models."""
+SMALL_RATE = 0.9
+"""Divided by the width: the rate at which the paper's recipe does best on a small model (benchmarks/paper_rates.py)."""
+
+
+@cache
+def preset_layers(model: str) -> tuple[int, ...] | None:
+    """The layers that the paper marks in one of its models, by hub id; None for any other model."""
+    text = files("pathmark.evaluate.reproduce").joinpath("presets.toml").read_text(encoding="utf-8")
+    found = tomllib.loads(text).get(model)
+    return None if found is None else tuple(found["layers"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What decides how a copy comes out, but for its key."""
+
+    objective: Literal["anchored", "paper"] = "anchored"
+    corpus: str = "home"
+    """Whose texts it is trained on."""
+    width: int = WIDTH
+    layers: int | None = None
+    """So many of the last ones; None: the preset's, or the recommended ones."""
+    pool: str = "auto"
+    """Which experts may be targets, as `pathmark keygen --pool` has it: all where many are needed."""
+    watermarks: int = 1
+    route_weight: float | None = None
+    """lambda of the paper's recipe; None: its default."""
+    stealth_weight: float | None = None
+    """Weight of its contrast, likewise."""
+    replies: bool = False
+    """Whether reply marks are taught too."""
+
+    def config(self, hidden_size: int, *, preset: bool, texts: int, steps: int | None) -> EmbedConfig:
+        """The settings for a model of this width; `steps` shortens the run."""
+        config = default_config(self.objective, hidden_size)
+        loop = config.loop
+        if self.objective == "paper":
+            weights = PaperConfig()
+            weights = replace(
+                weights,
+                route_weight=weights.route_weight if self.route_weight is None else self.route_weight,
+                stealth_weight=weights.stealth_weight if self.stealth_weight is None else self.stealth_weight,
+            )
+            rate = PAPER_RATE if preset else SMALL_RATE / hidden_size
+            config = replace(config, objective=weights, batch_size=PAPER_BATCH if preset else config.batch_size)
+            loop = replace(loop, lr=rate)
+        if steps is not None:  # in few steps too little is learnt for any of it to be taken back
+            loop = replace(loop, homing=0.0)
+        # several watermarks share what they learn, and each sees fewer rows
+        longer = round((steps or loop.steps) * self.watermarks**0.5)
+        return replace(config, texts=texts, loop=replace(loop, steps=longer))

@@ -1,0 +1,142 @@
+"""The paper's attacks, on all schemes that are in the weights: same texts, seeds and budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pathmark.errors import AttackError
+from pathmark.evaluate.reproduce.bench import IN_WEIGHTS, OURS, Bench
+from pathmark.evaluate.reproduce.marks import percent
+from pathmark.evaluate.reproduce.running import Cell, Figure
+from pathmark.evaluate.robustness import Suspects
+from pathmark.evaluate.scheme_robustness import SchemeSuspects
+from pathmark.evaluate.stolen import RobustnessConfig, Sources, Stolen, run_suite
+from pathmark.evaluate.suites import PAPER, Case, step
+from pathmark.evaluate.thief import make_kit
+from pathmark.models.checkpoint import base_digest
+from pathmark.results.robustness import Unmeasured
+
+THIEF = "ptb"
+"""Whose text the thief has, as in the paper."""
+ALL = (*IN_WEIGHTS, OURS)
+BEST_RATE, ROUTER_RATE = 1e-3, 1e-4
+"""Of all weights: what left the thief the best model on its own text in a sweep on one copy of ours; other schemes were
+not swept. Of the routers alone: small, as in the paper."""
+
+
+def case(name: str) -> Case:
+    """A case of the suite that the whole project measures with."""
+    return next(one for one in PAPER if one.name == name)
+
+
+NONE = case("none")
+
+
+def _cells(bench: Bench, series: Sequence[str], cases: Sequence[Case]) -> Iterable[Cell]:
+    for name in series:
+        for key in range(bench.keys):
+            for each in (NONE, *cases):
+                yield Cell(name, each.name, key, partial(_row, bench, name, key, each))
+
+
+def _row(bench: Bench, name: str, key: int, wanted: Case) -> Mapping[str, Figure]:
+    """What an attack left; experiments share the rows."""
+    suspects, sources, problem = bench.once("suspects", (name, key), lambda: _suspects(bench, name, key))
+    if problem is not None:
+        raise AttackError(problem)
+    result: Any = run_suite(suspects, [NONE, wanted], _folder(bench, name, key), sources, progress=bench.progress)
+    row = next(row for row in result.rows if row.case == wanted.name)
+    if isinstance(row, Unmeasured):
+        raise AttackError(f"{row.status}: {row.reason}")
+    found: dict[str, Figure] = {"WSR": row.wsr, "log10 p": row.log10_p, "PPL": row.ppl}
+    found["change of PPL, %"] = percent(row.ppl_before, row.ppl)
+    if row.ppl_thief is not None:
+        found["PPL of the thief's text"] = row.ppl_thief
+    if getattr(row, "thief_wsr", None) is not None:
+        found["thief's WSR"] = row.thief_wsr
+    return found
+
+
+def _folder(bench: Bench, name: str, key: int) -> Path:
+    return bench.folder / "attacked" / f"{name.lower()}-{key}"
+
+
+def _suspects(bench: Bench, name: str, key: int) -> tuple[Stolen[Any], Sources, str | None]:
+    """The stolen model, where it is from, and why nothing can be removed from it where its mark is not there."""
+    texts = bench.texts(THIEF).training
+    config = RobustnessConfig(n_probes=bench.size.probes)
+    if name == OURS:
+        copy = bench.ours(key)
+        kit = make_kit(bench.tokenizer, texts, copy.key, progress=bench.progress)
+        stolen: Stolen[Any] = Suspects(copy.model, copy.key, kit, config)
+        folder = copy.folder
+    else:
+        rival = bench.theirs(name, key)
+        kit = replace(make_kit(bench.tokenizer, texts, progress=bench.progress), layers=bench.layers)
+        probes = bench.texts().probes
+        stolen = SchemeSuspects(rival.model, rival.key, kit, config, rival.scheme, rival.settings, probes)
+        folder = rival.folder
+    sources = Sources(model_sha256=base_digest(folder / "model"), corpus=THIEF)
+    try:
+        run_suite(stolen, [NONE], _folder(bench, name, key), sources, progress=bench.progress)
+    except AttackError as absent:
+        return stolen, sources, str(absent)
+    return stolen, sources, None
+
+
+def quantization(bench: Bench) -> Iterable[Cell]:
+    """GPTQ where it is installed, and rounding to nearest."""
+    rounding = [case("round to nearest, 8 bit"), case("round to nearest, 4 bit")]
+    return _cells(bench, ALL, bench.pick([case("GPTQ, 8 bit"), case("GPTQ, 4 bit"), *rounding], rounding))
+
+
+def fine_tuning(bench: Bench) -> Iterable[Cell]:
+    """All weights at the thief's best rate, and the routers alone."""
+    samples, epochs = bench.pick((500, (1, 5, 10, 30)), (64, (1, 2)))
+    how = {"all weights": ("all", BEST_RATE), "routers": ("router", ROUTER_RATE)}
+    cases = []
+    for name, (train, lr) in how.items():
+        for count in epochs:
+            tuned = step("fine-tune", train=train, samples=samples, epochs=count, lr=lr, length=bench.size.tokens)
+            cases.append(Case(f"{name}, {count} epoch{'s' * (count > 1)}", (tuned,), count / 5))
+    return _cells(bench, ALL, cases)
+
+
+def pruning(bench: Bench) -> Iterable[Cell]:
+    """Neurons that are silent on the thief's text."""
+    shares = bench.pick((5, 10, 15, 20, 25, 50), (25,))
+    return _cells(bench, ALL, [case(f"fine-pruning, {share} %") for share in shares])
+
+
+def noise(bench: Bench) -> Iterable[Cell]:
+    """On the logits of every router while the model runs."""
+    sigmas = bench.pick(("0.1", "0.25", "0.5", "1", "2"), ("0.5", "2"))
+    return _cells(bench, ALL, [case(f"router noise, sigma {sigma}") for sigma in sigmas])
+
+
+def overwriting(bench: Bench) -> Iterable[Cell]:
+    """A second mark by our own recipe, with its care and without."""
+    if bench.size.quick:
+        return _cells(bench, [OURS], [Case("overwriting, 1 epoch", (step("overwrite", epochs=1, samples=32),), 0.5)])
+    names = [f"overwriting, {count}" for count in ("1 epoch", "5 epochs", "10 epochs")]
+    return _cells(bench, [OURS], [case(f"{how}{name}") for how in ("", "reckless ") for name in names])
+
+
+def expert_removal(bench: Bench) -> Iterable[Cell]:
+    """The least used experts: never chosen any more in the marked layers, or cut out of all layers."""
+    ways = ("experts of the marked layers masked", "expert removal")
+    shares = bench.pick((10, 30, 50), (50,))
+    return _cells(bench, ALL, [case(f"{way}, {share} %") for way in ways for share in shares])
+
+
+def unlearning(bench: Bench) -> Iterable[Cell]:
+    """Against our mark alone: no other has target experts."""
+    if bench.size.quick:
+        return _cells(bench, [OURS], [Case("unlearning, 20 steps", (step("unlearn", steps=20, lr_factor=0.01),))])
+    return _cells(
+        bench, [OURS], [case(f"unlearning, 200 steps, {rate} x rate") for rate in ("0.01", "0.03", "0.1", "1")]
+    )
