@@ -16,9 +16,12 @@ from importlib.resources import files
 import jsonschema
 import pytest
 import torch
+from click.testing import CliRunner
 from embed_helpers import save_family
 from safetensors.torch import load_file, save_file
 
+from pathmark.cli.main import cli
+from pathmark.errors import PathmarkError
 from pathmark.models import bundled_segments, load_model
 
 QUICK = ["--steps", "12", "--n-texts", "16", "--n-held-out", "8", "--seq-len", "32", "--batch-size", "6"]
@@ -104,17 +107,23 @@ def test_delta_and_apply_give_the_same_folder(made, marked):
         assert path.read_bytes() == (made / "rebuilt" / path.name).read_bytes()
 
 
-def test_refusals_are_one_line_and_change_nothing(made, tmp_path):
+def test_refusals_are_one_line_and_change_nothing(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(made)
+    monkeypatch.setenv("PATHMARK_PASSPHRASE", "open sesame")
+
     def refuse(*arguments, match):
-        done = run(*arguments, cwd=made, check=2)
-        assert match in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        refused = CliRunner().invoke(cli, [str(word) for word in arguments]).exception
+        assert isinstance(refused, PathmarkError)
+        assert match in str(refused)
+        assert len(str(refused).splitlines()) == 1, refused
         assert not (tmp_path / "new").exists()
 
     options = ["--texts", "corpus.jsonl", *QUICK]
     new = ["-o", tmp_path / "new", *options]
     (tmp_path / "there").mkdir()
-    refuse("embed", "base", "--key", "owner.key", "-o", tmp_path / "there", *options, match="already exists")
+    done = run("embed", "base", "--key", "owner.key", "-o", tmp_path / "there", *options, cwd=made, check=2)
+    assert "already exists" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     save_family(tmp_path / "olmoe", "olmoe")
     refuse("embed", tmp_path / "olmoe", "--key", "owner.key", *new, match="another model")
     refuse("embed", "base", "--key", "owner.key", *new, "--margin", "-1", match="margin must be a positive number")

@@ -125,6 +125,7 @@ def test_recorded_routes_go_in(small):
         simulate_routes(triggered, record_twins(model, key, codec, probes[:4])[1], counts, PLAIN)
 
 
+@pytest.mark.slow
 def test_two_processes_compute_what_one_does(small, tmp_path):
     """The real expert-parallel run: same output as the ordinary forward pass, and a report."""
     folder, key = small
