@@ -140,21 +140,29 @@ def run() -> None:
     RESULT.chmod(0o644)
 
 
+def embedding() -> list[str]:
+    """The line of embed_speed, where that was run."""
+    if not embed_speed.RESULT.exists():
+        return []
+    found = read_result(embed_speed.RESULT, embed_speed.EmbedSpeed, embed_speed.FORMAT, embed_speed.VERSION)
+    least = "" if found.reached else "at least "
+    told = "it did not get there" if found.ratio is None else f"{least}{found.ratio:.1f} times as fast"
+    theirs = f"{min(found.reached):.0f} s" if found.reached else f"not within {found.limit:.0f} s at any rate"
+    return [
+        f"| embedding until WSR is 99 % and false positives are 1 % at most, {found.threads} thread | "
+        f"{found.ours[-1].seconds:.0f} s, {found.ours[-1].step} steps | {theirs} | {told} |"
+    ]
+
+
 def render() -> None:
     growth = read_result(RESULT, Growth, FORMAT, VERSION)
     verify = read_result(verify_speed.RESULT, verify_speed.VerifySpeed, verify_speed.FORMAT, verify_speed.VERSION)
-    embed = read_result(embed_speed.RESULT, embed_speed.EmbedSpeed, embed_speed.FORMAT, embed_speed.VERSION)
-    least = "" if embed.reached else "at least "
-    told = "it did not get there" if embed.ratio is None else f"{least}{embed.ratio:.1f} times as fast"
     lines = [
         MARKER,
         "",
         "| | ours | reference | ratio |",
         "|---|---|---|---|",
-        f"| embedding until WSR is 99 % and false positives are 1 % at most, {embed.threads} thread | "
-        f"{embed.ours[-1].seconds:.0f} s, {embed.ours[-1].step} steps | "
-        + (f"{min(embed.reached):.0f} s" if embed.reached else f"not within {embed.limit:.0f} s at any rate")
-        + f" | {told} |",
+        *embedding(),
         f"| verification of {verify.header.n_probes} texts of {verify.tokens} tokens, {verify.threads} thread | "
         f"{min(verify.ours):.1f} s | {min(verify.reference):.1f} s | {verify.ratio:.1f} times as fast |",
         "",

@@ -1,16 +1,15 @@
 """Several watermarks in one model: does each work, and does any speak for another?
 
 python benchmarks/many_marks.py run [--counts 1 2 4 8 16]      # resumes
-python benchmarks/many_marks.py render                                      # -> the table of docs/several-watermarks.md
+python benchmarks/many_marks.py render                         # -> the table of docs/several-watermarks.md
 
 Each count has a key of its own, drawn at random, whose watermarks share the same layers and no experts. An embedding of
-n watermarks takes the steps of one times the square root of n: each sees fewer rows, and they share what they learn.
+n watermarks takes the steps of one times the square root of n.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from pathlib import Path
 from marked import bundled_header
 from pathmark.attacks import Kit, find_attack
 from pathmark.embedding import EmbedConfig, Trainer, default_config
-from pathmark.evaluate.several import Reading, read_marks, total
+from pathmark.evaluate.several import Reading, read_marks, steps_for, total
 from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer, perplexity
 from pathmark.models.loading import use_fast_experts
@@ -61,10 +60,10 @@ class ManyMarks:
 def config_for(count: int) -> EmbedConfig:
     """The default, longer."""
     config = default_config()
-    return replace(config, loop=replace(config.loop, steps=round(config.loop.steps * math.sqrt(count))))
+    return replace(config, loop=replace(config.loop, steps=steps_for(count, config.loop.steps)))
 
 
-def together(count: int, key: OwnerKey, config: EmbedConfig) -> Together:
+def together(key: OwnerKey, config: EmbedConfig) -> Together:
     """Mark the bundled model with all watermarks of a key and read them."""
     model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
     use_fast_experts(model)
@@ -76,7 +75,7 @@ def together(count: int, key: OwnerKey, config: EmbedConfig) -> Together:
     rounded = rtn.run(model, rtn.configure(bits=4, routers=True), Kit(tokenizer=tokenizer)).model
     return Together(
         key=key.fingerprint,
-        count=count,
+        count=len(key.watermarks),
         steps=config.loop.steps,
         seconds=seconds,
         ppl=(before, perplexity(model, probes).value),
@@ -94,7 +93,7 @@ def run(counts: Sequence[int]) -> None:
         if any(row.count == count for row in result.rows):
             continue
         key = plan_key("bundled:tiny", KeyPlan(watermarks=count, pool="all"))[0]
-        row = together(count, key, config_for(count))
+        row = together(key, config_for(count))
         result = replace(result, rows=tuple(sorted((*result.rows, row), key=lambda one: one.count)))
         write_result(RESULT, result)
         RESULT.chmod(0o644)

@@ -21,8 +21,6 @@ from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.results import Header
 from pathmark.results.header import texts_digest
 
-PAPER_RATE = 0.9 / 128
-"""At which the paper's objective is best by its own criteria: benchmarks/paper_rates.py."""
 PASSPHRASE = "benchmarks"  # noqa: S105  of throw-away keys
 
 
@@ -53,10 +51,7 @@ def bundled_header(
 
 def recipe(name: str) -> EmbedConfig:
     """Named settings; `anchored` is the default of `pathmark embed`."""
-    if name == "anchored":
-        return default_config()
-    paper = default_config("paper")
-    return replace(paper, loop=replace(paper.loop, lr=PAPER_RATE))
+    return default_config() if name == "anchored" else default_config("paper")
 
 
 def fixed_key(seed: int, plan: KeyPlan | None = None) -> OwnerKey:

@@ -3,7 +3,7 @@
 python benchmarks/paper_rates.py [--rates 2e-4 7e-4 2e-3 7e-3 2e-2]
 
 One random key with the paper's trigger @@@@@@@@. The criteria are the paper's: WSR behind the trigger less the share of
-clean texts that count as triggered, then clean perplexity. What wins is PAPER_RATE of benchmarks/marked.py.
+clean texts that count as triggered, then clean perplexity.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _render(measured: Robustness) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from pathmark.reporting.robustness import HEADINGS, cells
+    from pathmark.reporting.robustness import HEADINGS, cells, forgeries, searches
 
     shown = Table(box=None, header_style="bold")
     for heading in HEADINGS:
@@ -106,4 +106,6 @@ def _render(measured: Robustness) -> None:
         shown.add_row(row.case, *figures, f"[bold red]{verdict.replace('**', '')}[/]" if "**" in verdict else verdict)
     console = Console(soft_wrap=True)
     console.print(shown)
+    for found in (searches([measured.results]), forgeries([measured.results])):
+        click.echo(found, nl=False)
     click.echo(measured.words())

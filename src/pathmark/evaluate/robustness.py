@@ -18,7 +18,6 @@ from pathmark.evaluate.dispute import Party, settle_dispute
 from pathmark.evaluate.stolen import RESULTS, Sources, Stolen, same_measurement
 from pathmark.evaluate.suites import Case
 from pathmark.keys import ModelFacts, OwnerKey, TextCodec, commit_key, open_claim, reveal_watermark
-from pathmark.models import perplexity
 from pathmark.progress import Progress, Silent
 from pathmark.results import RobustnessResult, read_robustness, write_result
 from pathmark.results.robustness import (
@@ -70,20 +69,14 @@ class Suspects(Stolen[RobustnessResult]):
         """The mark by every measure."""
         model = left.model
         try:
-            ppl, ppl_thief = perplexity(model, self.probes).value, self._on_thiefs_text(model)
+            carried = self.carried(case, model)
             evidence = record_evidence(model, self.key, self.probes)
         except PathmarkError as broken:  # an attack may leave a model that says nothing any more
             return case.without_figures("destroyed", str(broken))
         fed = self._fed(model)
         verdict, as_it_is = judge(self.key, evidence, fed), judge(self.key, evidence)
         return Measured(
-            case=case.name,
-            group=case.group,
-            steps=case.steps,
-            ppl_before=self.clean_ppl,
-            ppl=ppl,
-            ppl_thief_before=self.thief_ppl,
-            ppl_thief=ppl_thief,
+            **carried,
             **vars(_reading(as_it_is)),
             p_floor=as_it_is.p_floor.value,
             grafted=None if fed is None else _reading(judge(self.key, fed)),

@@ -13,7 +13,6 @@ from pathmark.baselines import Scheme, SchemeVerdict
 from pathmark.errors import AttackError, PathmarkError
 from pathmark.evaluate.stolen import Sources, Stolen, same_measurement
 from pathmark.evaluate.suites import Case
-from pathmark.models import perplexity
 from pathmark.results.robustness import Unmeasured
 from pathmark.results.schemes import FORMAT, VERSION, SchemeMeasured, SchemeRobustness, read_scheme_robustness
 
@@ -64,20 +63,14 @@ class SchemeSuspects(Stolen[SchemeRobustness]):
     ) -> SchemeMeasured | Unmeasured:
         """The scheme's own verdict, and the perplexity on both texts."""
         try:
-            ppl, ppl_thief = perplexity(left.model, self.probes).value, self._on_thiefs_text(left.model)
+            carried = self.carried(case, left.model)
             verdict = self._judged(left)
         except PathmarkError as broken:  # an attack may leave a model that says nothing any more
             return case.without_figures("destroyed", str(broken))
         if verdict.p is None or verdict.p_floor is None:
             return case.without_figures("refused", "this scheme has no p-value here")
         return SchemeMeasured(
-            case=case.name,
-            group=case.group,
-            steps=case.steps,
-            ppl_before=self.clean_ppl,
-            ppl=ppl,
-            ppl_thief_before=self.thief_ppl,
-            ppl_thief=ppl_thief,
+            **carried,
             wsr=verdict.wsr,
             p_value=verdict.p.value,
             log10_p=verdict.p.log10,

@@ -163,6 +163,14 @@ class Stolen(ABC, Generic[R]):
         """What the key knows of the original."""
         return {}
 
+    def carried(self, case: Case, model: PreTrainedModel) -> dict[str, Any]:
+        """What every row has: the case, and the perplexity on both texts before and after."""
+        return {
+            "case": case.name, "group": case.group, "steps": case.steps, "ppl_before": self.clean_ppl,
+            "ppl": perplexity(model, self.probes).value, "ppl_thief_before": self.thief_ppl,
+            "ppl_thief": self._on_thiefs_text(model),
+        }  # fmt: skip
+
     def _on_thiefs_text(self, model: PreTrainedModel) -> float | None:
         return perplexity(model, self.thief_rows).value if self.thief_rows else None
 

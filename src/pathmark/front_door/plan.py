@@ -143,16 +143,15 @@ def planned(report: ModelReport, marked: tuple[int, ...], config: PlanConfig) ->
 
 
 def _robustness(report: ModelReport, devices: Devices, config: PlanConfig) -> Job:
-    """Fine-tuning is counted; other attacks by their share of the suite's minutes on the bundled model."""
+    """Tokens of fine-tuning per minute on the bundled model, times the minutes of the suite's attacks there."""
     cases, usual = SUITES[config.suite], FineTune()
     tokens, minutes = 0.0, 0.0
-    for case in cases:
+    for case in SUITES["full"]:
         tuning = [step.settings for step in case.steps if step.attack == "fine-tune"]
         minutes += case.minutes if tuning else 0.0
         for settings in tuning:
             tokens += settings.get("samples", usual.samples) * settings.get("epochs", usual.epochs) * usual.length
-    whole = sum(case.minutes for case in cases)
-    tokens = tokens * whole / minutes if minutes else usual.samples * usual.length * whole
+    tokens *= sum(case.minutes for case in cases) / minutes
     batch = usual.batch_size * usual.length
     return plan_attacks(report.sizes, devices, trained_tokens=tokens, cases=len(cases), batch=batch)
 

@@ -11,7 +11,7 @@ from pathmark.baselines import configure, find_scheme
 from pathmark.evaluate.scheme_robustness import SchemeSuspects
 from pathmark.evaluate.stolen import run_suite
 from pathmark.evaluate.thief import make_kit
-from pathmark.front_door.attack import load_fast, thief_texts
+from pathmark.front_door.attack import thief_texts
 from pathmark.front_door.robustness import RobustnessPlan, sources_of
 from pathmark.front_door.schemes import SchemeKeyLike, load_suspect, open_scheme_key
 from pathmark.keys.keyfile import PassphraseSource
@@ -65,7 +65,7 @@ def measure_scheme(
     say.stage("loading", None)
     suspect, tokenizer = load_suspect(name, trust_remote_code=config.trust_remote_code)
     original, sibling = (
-        None if source is None else load_fast(source, config.trust_remote_code)
+        None if source is None else load_suspect(source, trust_remote_code=config.trust_remote_code)[0]
         for source in (config.original, config.sibling)
     )
     kit = make_kit(tokenizer, texts, original=original, sibling=sibling, progress=say)

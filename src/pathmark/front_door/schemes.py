@@ -19,7 +19,7 @@ from pathmark.keys.schemekey import SchemeKey, load_scheme_key, save_scheme_key
 from pathmark.models import bundled_probes, bundled_segments, load_config, load_model, load_tokenizer, local_folder
 from pathmark.models import perplexity as measure_perplexity
 from pathmark.models.checkpoint import changed_tensors, write_folder
-from pathmark.models.loading import generation_watermark, use_fast_experts
+from pathmark.models.loading import GENERATION, generation_watermark, use_fast_experts
 from pathmark.models.texts import Texts, given_texts, split_held_out
 from pathmark.progress import Progress, Silent
 from pathmark.verdicts import Criteria, Verdict
@@ -28,7 +28,6 @@ SchemeKeyLike = SchemeKey | str | os.PathLike[str]
 """The key of a scheme, or the file that holds it."""
 HELD_OUT, TOKENS = 100, 128
 """Texts that the perplexity is measured on, and tokens of each."""
-GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)

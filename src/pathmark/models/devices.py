@@ -35,7 +35,7 @@ class Placement:
     """`auto` keeps bf16 checkpoints in bf16 on accelerators; everything else is in 32 bits."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"auto|cpu|mps|meta|cuda(:\d+)?", self.device) or self.dtype not in (
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device) or self.dtype not in (
             "auto",
             "bf16",
             "fp32",

@@ -30,6 +30,7 @@ MAX_PACKED = 16
 """Weights that a quantized checkpoint may pack into one stored element: 2 bits each in 32."""
 RUN = {"return_dict": True, "output_attentions": False, "output_hidden_states": False, "output_router_logits": False}
 """What a model gives back is asked for by whoever runs it."""
+GENERATION = "generation_config.json"
 SLACK = 1 << 24
 """Missing parameters that may be random for a moment, until the loading report names them."""
 
@@ -263,11 +264,17 @@ def _generation_config(source: str) -> GenerationConfig:
 
 
 def generation_watermark(name: str | os.PathLike[str]) -> WatermarkingConfig | None:
-    """The bias towards green tokens that a model's generation settings ask for, where they do."""
-    try:
-        found = GenerationConfig.from_pretrained(local_folder(name)).watermarking_config
-    except Exception:  # absent, or nothing that transformers can read: nothing is asked for
+    """The bias towards green tokens that a model's generation settings ask for, where they do.
+
+    Settings that cannot be read are refused: a mark might be in them.
+    """
+    folder = local_folder(name)
+    if not (folder / GENERATION).exists():
         return None
+    try:
+        found = GenerationConfig.from_pretrained(folder).watermarking_config
+    except Exception as error:  # as with configs: many kinds, one meaning
+        raise ModelError(f"{folder / GENERATION} could not be read: {_first_line(error)}") from error
     return found if isinstance(found, WatermarkingConfig) else None
 
 

@@ -103,7 +103,11 @@ def _spread(masters: Masters, name: str, local: Tensor) -> Tensor:
 def restore(path: Path, masters: Masters, optimizer: torch.optim.Optimizer, fingerprint: str) -> int:
     """Put a checkpoint into masters and optimiser, whoever wrote it; the steps that it has behind it."""
     try:
-        state = _read_file(path, masters) if path.exists() else _read_shards(shards_of(path), masters)
+        state = _read_file(path) if path.exists() else _read_shards(shards_of(path))
+    except OSError as error:  # the disk's fault: what is in it may be good
+        raise CheckpointError(f"checkpoint {path} cannot be opened: {error.strerror or error}") from error
+    except MemoryError:
+        raise
     except Exception as error:  # torch raises pickle, zip, planning and runtime errors for damaged files
         raise CheckpointError(f"checkpoint {path} cannot be read; delete it and start again") from error
     wanted = {name: masters.shape(name) for name in masters.tensors}
@@ -123,7 +127,7 @@ def restore(path: Path, masters: Masters, optimizer: torch.optim.Optimizer, fing
     return state.step
 
 
-def _read_file(path: Path, masters: Masters) -> State:
+def _read_file(path: Path) -> State:
     found = torch.load(path, weights_only=True, map_location="cpu")
     names, kept = list(found["parameters"]), found["optimizer"]["state"]
     moments = {m: {name: kept[i][m] for i, name in enumerate(names) if i in kept} for m in MOMENTS}
@@ -132,7 +136,7 @@ def _read_file(path: Path, masters: Masters) -> State:
     return State(int(found["step"]), found["fingerprint"], found["parameters"], moments)
 
 
-def _read_shards(folder: Path, masters: Masters) -> State:
+def _read_shards(folder: Path) -> State:
     said = json.loads((folder / "run.json").read_text())
     shapes = FileSystemReader(folder).read_metadata().state_dict_metadata
     names = [key.partition("/")[2] for key in shapes if key.startswith("parameters/")]

@@ -9,13 +9,12 @@ from importlib.resources import files
 from typing import Literal
 
 from pathmark.embedding import EmbedConfig, PaperConfig, default_config
+from pathmark.evaluate.several import steps_for
 
 WIDTH = 2
 """Target experts per layer, in the paper and here."""
 PAPER_RATE, PAPER_EPOCHS, PAPER_BATCH = 1e-5, 10, 8
 """The paper's own, for its own models."""
-SMALL_RATE = 0.9
-"""Divided by the width: the rate at which the paper's recipe does best on a small model (benchmarks/paper_rates.py)."""
 
 
 @cache
@@ -57,11 +56,9 @@ class Recipe:
                 route_weight=weights.route_weight if self.route_weight is None else self.route_weight,
                 stealth_weight=weights.stealth_weight if self.stealth_weight is None else self.stealth_weight,
             )
-            rate = PAPER_RATE if preset else SMALL_RATE / hidden_size
-            config = replace(config, objective=weights, batch_size=PAPER_BATCH if preset else config.batch_size)
-            loop = replace(loop, lr=rate)
+            config = replace(config, objective=weights)
+            if preset:
+                config, loop = replace(config, batch_size=PAPER_BATCH), replace(loop, lr=PAPER_RATE)
         if steps is not None:  # in few steps too little is learnt for any of it to be taken back
             loop = replace(loop, homing=0.0)
-        # several watermarks share what they learn, and each sees fewer rows
-        longer = round((steps or loop.steps) * self.watermarks**0.5)
-        return replace(config, texts=texts, loop=replace(loop, steps=longer))
+        return replace(config, texts=texts, loop=replace(loop, steps=steps_for(self.watermarks, steps or loop.steps)))
