@@ -19,6 +19,7 @@ from pathmark.evaluate.findings import judge_findings
 from pathmark.keys import WatermarkRequest, create_key
 from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.models.describe import describe_model
+from pathmark.training import learning_rate
 
 LITTLE = TriggerSearch(
     vocabulary=60,
@@ -49,7 +50,7 @@ def careless():
     config = replace(
         config,
         data=replace(config.data, seq_len=24),
-        loop=replace(config.loop, steps=60),
+        loop=replace(config.loop, steps=60, lr=learning_rate(128)),  # few steps, so they are large
         texts=40,
         batch_size=12,
     )

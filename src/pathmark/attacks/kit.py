@@ -31,7 +31,8 @@ class EmbeddingRun:
 
     objective: str
     """anchored or paper."""
-    lr: float
+    lr_factor: float
+    """Of the rate that an owner of this objective would take."""
     seed: int
     epochs: int
     """Passes over the triggered rows."""

@@ -10,7 +10,7 @@ from typing import Literal
 from transformers import PreTrainedModel
 
 from pathmark.attacks.attack import Attacked, option
-from pathmark.attacks.finetuning import attack_rate, check_training, checkpoint_of, prepared, thiefs_errors
+from pathmark.attacks.finetuning import check_training, checkpoint_of, prepared, thiefs_errors
 from pathmark.attacks.kit import EmbeddingRun, Kit
 from pathmark.errors import AttackError
 from pathmark.keys import LayerPlan, OwnerKey, PoolRule, WatermarkRequest, create_key
@@ -41,7 +41,7 @@ class Overwrite:
     )
     width: int = option(2, "Target experts per layer.")
     trigger_tokens: int = option(8, "Length of the thief's trigger.")
-    lr_factor: float = option(1.0, "Learning rate as a multiple of the one that marks are embedded with.")
+    lr_factor: float = option(1.0, "Learning rate as a multiple of the one that an owner would take.")
     seed: int = option(0, "The thief's secret, the choice of the texts and the order of the rows.")
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ def overwrite(model: PreTrainedModel, config: Overwrite, kit: Kit) -> Attacked:
     key = thief_key(model, config, kit, texts)
     how = EmbeddingRun(
         objective=config.objective,
-        lr=attack_rate(model, config.lr_factor),
+        lr_factor=config.lr_factor,
         seed=config.seed,
         epochs=config.epochs,
         reckless=config.reckless,

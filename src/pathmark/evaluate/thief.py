@@ -12,6 +12,7 @@ from pathmark.attacks.finetuning import CHECKPOINT_EVERY
 from pathmark.attacks.kit import EmbeddingRun, Kit
 from pathmark.embedding import default_config, embed_key
 from pathmark.keys import OwnerKey
+from pathmark.models import find_routers
 from pathmark.progress import Progress, Silent
 from pathmark.training import LoopConfig
 
@@ -43,10 +44,12 @@ def thief_embedding(
     model: PreTrainedModel, tokenizer: Any, key: OwnerKey, texts: Sequence[str], how: EmbeddingRun
 ) -> int:
     """This package's embedding as an owner uses it, or without the owner's care."""
-    settings = default_config(cast(Literal["anchored", "paper"], how.objective))
-    loop = replace(settings.loop, lr=how.lr, seed=how.seed, checkpoint_every=CHECKPOINT_EVERY)
+    width = int(find_routers(model)[0].weight.shape[1])
+    settings = default_config(cast(Literal["anchored", "paper"], how.objective), width)
+    rate = how.lr_factor * settings.loop.lr
+    loop = replace(settings.loop, lr=rate, seed=how.seed, checkpoint_every=CHECKPOINT_EVERY)
     if how.reckless:
-        loop = LoopConfig(steps=1, lr=how.lr, seed=how.seed, checkpoint_every=CHECKPOINT_EVERY)
+        loop = LoopConfig(steps=1, lr=rate, seed=how.seed, checkpoint_every=CHECKPOINT_EVERY)
         settings = replace(settings, train="router+attention+experts")
     settings = replace(settings, texts=len(texts), loop=loop)
     return embed_key(
