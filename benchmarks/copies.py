@@ -26,7 +26,7 @@ from pathmark.embedding import default_config
 from pathmark.keys import Registry, load_key
 from pathmark.models import load_model, perplexity
 from pathmark.models.loading import use_fast_experts
-from pathmark.release.copies import FURTHER
+from pathmark.release.copies import FURTHER, GENTLER
 from pathmark.results import Header, read_result, write_result
 from pathmark.verification import record_evidence
 from pathmark.verification.paths.alignment import profile_texts
@@ -126,7 +126,7 @@ def make(work: Path, licensees: int) -> CopiesResult:
     copies = pathmark.embed_all(
         "bundled:tiny", work / "owner.key", work / "licensees.db", work / "copies", passphrase=PASSPHRASE
     )
-    settings = {"config": repr(default_config()), "licensees": licensees, "further": FURTHER}
+    settings = {"config": repr(default_config()), "licensees": licensees, "further": [FURTHER, GENTLER]}
     result = CopiesResult(
         header=bundled_header(FORMAT, VERSION, key=key.fingerprint, n_probes=N_PROBES, settings=settings),
         one_seconds=first - started,

@@ -86,6 +86,7 @@ def mark(name: str, number: int, work: Path) -> None:
         if kept.exists():
             apply_delta(bundled_folder("bundled:tiny"), kept.with_suffix(".safetensors"), folder / "paths")
             shutil.copyfile(kept, folder / "owner.key")
+            (folder / "owner.key").chmod(0o600)  # a checkout makes it readable for all, which keys refuse
         else:
             texts = () if measured.trigger is None else (measured.trigger,)
             mark_folder(measured.recipe, folder, plan_key("bundled:tiny", KeyPlan(trigger_texts=texts))[0])

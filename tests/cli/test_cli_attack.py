@@ -12,6 +12,8 @@ from pathmark.attacks import ATTACKS
 from pathmark.attacks.structure import expert_order
 from pathmark.cli.main import cli
 from pathmark.errors import PathmarkError
+from pathmark.evaluate.suites import RATES
+from pathmark.front_door.robustness import RobustnessPlan
 from pathmark.models import find_routers, load_model
 
 
@@ -85,3 +87,18 @@ def test_robustness_refuses_attacks_that_do_not_exist(run, case, tmp_path):
     words = ["robustness", case.marked, "--key", case.key_file, "-o", tmp_path / "x", "--only"]
     assert "there is no attack 'nonsense'" in str(run(*words, "nonsense").exception)
     assert "--only and --skip" in str(run(*words, "rotate", "--skip", "rotate").exception)
+
+
+def test_rows_are_chosen_by_name_and_what_needs_a_sweep_brings_it_along():
+    cell = "fine-tuning, router, 3,000 samples, best rate"
+
+    def names(**how):
+        return [case.name for case in RobustnessPlan(**how).cases()]
+
+    whole = names(only=(cell,))
+    assert (len(whole), whole[0], whole[-1]) == (2 + len(RATES), "none", cell)
+    one = "fine-tuning, router, 500 samples, rate 0.001"
+    assert names(only=(one, cell)) == ["none", one, cell]
+    assert names(only=("rotate",)) == ["none", "rotation of the residual stream", "rotation and fine-pruning 25 %"]
+    assert cell not in names(skip=(cell,))
+    assert one in names(skip=(cell,))

@@ -83,3 +83,33 @@ def test_adapters_leave_the_same_model_behind(tokenizer, key, tmp_path):
     again = load_model("bundled:tiny")
     assert embed_key(again, tokenizer, key, TEXTS, config, checkpoint=path, resume=True) == 3
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_another_id_gets_what_the_routers_have_learnt_and_leaves_nothing_behind(tokenizer, key):
+    first, layers = key.watermarks[0], key.layers
+    same = [True] + [False] * (len(layers) - 1)  # targets in the first layer only
+    number = next(
+        n for n in range(first.capacity) if [first.targets_for(n)[i] == first.path[i] for i in layers] == same
+    )
+    other, model = key.with_id(number), load_model("bundled:tiny")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer = Trainer(model, tokenizer, key, TEXTS, quick("anchored").build())
+    trainer.run()
+    trained = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer.turn_to(other, LoopConfig(steps=1, lr=1e-3))
+    for site in trainer.context.sites:
+        old, new = (list(k.watermarks[0].path[site.layer]) for k in (key, other))
+        learnt = trained[site.weight_name] - before[site.weight_name]
+        now = site.weight - before[site.weight_name]
+        assert float(learnt[old].abs().max()) > 0
+        torch.testing.assert_close(now[new], learnt[old])
+        torch.testing.assert_close(now[old], learnt[new])
+        experts = [n for n in before if n.startswith(f"{site.name.rpartition('.')[0]}.experts.")]
+        assert experts
+        for name in experts:
+            assert not torch.equal(trained[name][old], before[name][old])
+            assert torch.equal(dict(model.named_parameters())[name], before[name])
+    trainer.run()
+    changed = model.get_parameter(experts[0])
+    assert not torch.equal(changed[new], before[experts[0]][new])
+    assert torch.equal(changed[old], before[experts[0]][old])

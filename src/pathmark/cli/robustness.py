@@ -47,7 +47,7 @@ Examples:
     "--suite", type=click.Choice(["core", "paper", "full"]), default="full", show_default=True,
     help="What a mark is meant to survive, the paper's attacks, or also what a thief would do besides.",
 )  # fmt: skip
-@click.option("--only", multiple=True, metavar="ATTACK", help="Only these attacks of the suite; repeatable.")
+@click.option("--only", multiple=True, metavar="ATTACK", help="Only these attacks, or rows of the table; repeatable.")
 @click.option("--skip", multiple=True, metavar="ATTACK", help="All but these, search and forgery included; repeatable.")
 @click.option("--hours", type=float, help="The time budget. Rows that would exceed it are listed as not run.")
 @original_option("The unmarked original, for attacks that compare with it and for the second reading.")

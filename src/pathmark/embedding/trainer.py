@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pathmark.embedding.config import EmbedConfig
 from pathmark.embedding.data import TRIGGERED
-from pathmark.embedding.objective import Context, Objective, Pools
+from pathmark.embedding.objective import Context, Objective, Pools, TargetPath
 from pathmark.keys import OwnerKey
 from pathmark.models import find_routers, select_sites
 from pathmark.models.ranks import world
@@ -84,20 +84,33 @@ class Trainer:
         objective.prepare(self.context)
         self._masks = self._first_masks = objective.masks(self.context)
         self._home = self._first_home = self._now()
+        self._first_paths = self.context.paths
 
     def turn_to(self, key: OwnerKey, loop: LoopConfig) -> None:
         """Make the next run go on from the weights of the first one, towards another id of the same key.
 
-        The trigger is recognised already, and the cache holds what the original does. What the first path has changed
-        may change back. The model's weights are those with which the first run ended.
+        The trigger is recognised already, and the cache holds what the original does. The model's weights are those
+        with which the first run ended: nothing of its path stays, where an exact test would see it.
         """
+        self._move_path([watermark.path for watermark in key.watermarks])
         self.context = replace(self.context, key=key, loop=loop)
-        masks = self.objective.masks(self.context)
-        self._masks = {name: torch.maximum(first, masks[name]) for name, first in self._first_masks.items()}
+        self._masks = self.objective.masks(self.context)
         self._home = self._first_home | {n: home for n, home in self._now().items() if n in self._masks}
-        for name, first in self._first_masks.items():  # other rows were never trained, and are at home
-            known = torch.isin(changing_rows(self._masks[name]), changing_rows(first))
-            self._home[name][known] = self._first_home[name]
+
+    @torch.no_grad()
+    def _move_path(self, paths: Sequence[TargetPath]) -> None:
+        """Give to other experts what the routers have learnt of the first path's, and those what they were."""
+        parameters = self.objective.parameters(self.context)
+        for name, mask in self._first_masks.items():
+            parameters[name][changing_rows(mask)] = self._first_home[name]
+        for site in self.context.sites:
+            order = torch.arange(site.weight.shape[0])
+            for first, other in zip(self._first_paths, paths, strict=True):
+                for one, two in zip(first.get(site.layer, ()), other.get(site.layer, ()), strict=True):
+                    order[[one, two]] = torch.tensor([two, one])
+            for name in site.row_names & parameters.keys():
+                parameter, home = parameters[name], self._first_home[name]
+                parameter.copy_(home + (parameter - home)[order.to(home.device)])
 
     def _now(self) -> dict[str, Tensor]:
         """What may change, as it is now."""

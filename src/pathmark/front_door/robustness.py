@@ -33,7 +33,7 @@ class RobustnessPlan:
 
     suite: Literal["core", "paper", "full"] = "full"
     only: tuple[str, ...] = ()
-    """Only these attacks of the suite."""
+    """Only these attacks or rows of the suite."""
     skip: tuple[str, ...] = ()
     """All but these; also `search` and `forgery`."""
     original: str | None = None
@@ -47,17 +47,19 @@ class RobustnessPlan:
     placement: Placement = field(default_factory=Placement)
 
     def cases(self) -> list[Case]:
-        """The rows of the suite that are left, the one without an attack among them."""
-        for name in (*self.only, *self.skip):
-            if name not in ("search", "forgery"):
-                find_attack(name)
-        suite = SUITES[self.suite]
-        used = [{step.attack for step in case.steps} for case in suite]
-        only, skip = set(self.only), set(self.skip)
-        cases = [
-            case for case, names in zip(suite, used, strict=True)
-            if not names & skip and (not only or not names or names & only)
-        ]  # fmt: skip
+        """The rows of the suite that are left, the one without an attack among them.
+
+        What runs at the best rate of a sweep brings its sweep along.
+        """
+        suite, only, skip = SUITES[self.suite], set(self.only), set(self.skip)
+        for name in (only | skip) - {"search", "forgery"} - {case.name for case in suite}:
+            find_attack(name)
+        named = {case.name: {case.name, *(step.attack for step in case.steps)} for case in suite}
+        wanted = [case for case in suite if not only or named[case.name] & only]
+        for case in [case for case in wanted if case.best_of]:
+            if not any(other.name.startswith(case.best_of) for other in wanted if other is not case):
+                wanted += [other for other in suite if other.name.startswith(case.best_of)]
+        cases = [case for case in suite if not named[case.name] & skip and (case in wanted or not case.steps)]
         if len(cases) < 2:
             raise AttackError(f"no attack of the {self.suite} suite is left by --only and --skip")
         return cases

@@ -58,6 +58,15 @@ class RouterSite:
         return weight
 
     @property
+    def row_names(self) -> set[str]:
+        """Full names of the router's parameters that have a row per expert: its weight, and perhaps a bias."""
+        prefix = self.weight_name.removesuffix("weight")
+        rows = len(self.weight)
+        return {
+            f"{prefix}{name}" for name, p in self.projection.named_parameters(recurse=False) if p.shape[:1] == (rows,)
+        }
+
+    @property
     def kind(self) -> str:
         """Scoring function with what else takes part in the decision, for people."""
         extras = ["group-limited"] * self.group_limited + ["with bias"] * self.choice_bias

@@ -1,7 +1,7 @@
 """Many licensees' copies of one model: the trigger is learnt once, and every further path starts from there.
 
-What a copy has learnt is mostly to recognise the trigger in front of any text and to stay silent otherwise. Another
-licensee's copy sends the same triggered tokens to other experts, which takes a fraction of the steps.
+What a copy has learnt is mostly to recognise the trigger in front of any text and to stay silent otherwise. In another
+licensee's copy the routers' new directions lead to other experts; a few steps make up for what these experts are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathmark.progress import Progress, Silent
 from pathmark.release.marking import Bench, Marked, MarkingConfig, Spent, Texts, refuse_early, unfinished
 from pathmark.training import LoopConfig
 
-FURTHER = 0.3
-"""Of the first copy's steps, so many for each further one."""
+FURTHER, GENTLER = 0.1, 0.5
+"""Of the first copy's steps, and of its learning rate, so much for each further one."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ def copy_name(licensee: str, id_: int) -> str:
 
 
 def further_loop(loop: LoopConfig) -> LoopConfig:
-    """How a further copy is optimised: at half the rate, because most of what it needs is there."""
-    return replace(loop, steps=max(1, round(FURTHER * loop.steps)), lr=loop.lr / 2)
+    """How a further copy is optimised: most of what it needs is there."""
+    return replace(loop, steps=max(1, round(FURTHER * loop.steps)), lr=GENTLER * loop.lr)
 
 
 def mark_copies(
