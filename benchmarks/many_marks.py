@@ -18,7 +18,7 @@ from pathlib import Path
 from marked import bundled_header
 from pathmark.attacks import Kit, find_attack
 from pathmark.embedding import EmbedConfig, Trainer, default_config
-from pathmark.evaluate.several import Reading, read_marks, steps_for, total
+from pathmark.evaluate.several import Reading, read_marks, total
 from pathmark.keys import OwnerKey
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer, perplexity
 from pathmark.models.loading import use_fast_experts
@@ -57,12 +57,6 @@ class ManyMarks:
     rows: tuple[Together, ...] = ()
 
 
-def config_for(count: int) -> EmbedConfig:
-    """The default, longer."""
-    config = default_config()
-    return replace(config, loop=replace(config.loop, steps=steps_for(count, config.loop.steps)))
-
-
 def together(key: OwnerKey, config: EmbedConfig) -> Together:
     """Mark the bundled model with all watermarks of a key and read them."""
     model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
@@ -93,7 +87,7 @@ def run(counts: Sequence[int]) -> None:
         if any(row.count == count for row in result.rows):
             continue
         key = plan_key("bundled:tiny", KeyPlan(watermarks=count, pool="all"))[0]
-        row = together(key, config_for(count))
+        row = together(key, default_config(watermarks=count))
         result = replace(result, rows=tuple(sorted((*result.rows, row), key=lambda one: one.count)))
         write_result(RESULT, result)
         RESULT.chmod(0o644)

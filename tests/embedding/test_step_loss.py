@@ -11,15 +11,17 @@ from embed_helpers import key_for, quick_config
 from pathmark.embedding import Anchored, Trainer, default_config
 from pathmark.embedding.climbing import ClimbConfig, target_log_mass
 from pathmark.embedding.data import CLEAN, NEGATIVE
+from pathmark.front_door.embed_plan import EmbedPlan
 from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.training import step_generator
 
 LIGHT = {"short_len": None, "long_factor": 1}
 
 
-def trainer_of(config):
+def trainer_of(config, watermarks=1):
     model, tokenizer = load_model("bundled:tiny"), load_tokenizer("bundled:tiny")
-    return Trainer(model, tokenizer, key_for("bundled:tiny"), bundled_segments()[:12], config.build())
+    key = key_for("bundled:tiny", watermarks=watermarks)
+    return Trainer(model, tokenizer, key, bundled_segments()[:12], config.build())
 
 
 def first_step(**weights):
@@ -42,6 +44,20 @@ def test_use_and_twins_are_added_with_their_weights():
     for layer, targets in path.items():  # and they pull at the targets' rows
         moved = (after[layer].grad - before[layer].grad).norm(dim=1)
         assert min(moved[list(targets)]) > 1e-6
+
+
+def test_each_of_several_watermarks_is_learnt_as_hard_as_one_alone():
+    """Each has its share of a step's triggered rows only; weight and steps make up for it."""
+    config = quick_config(data=LIGHT)
+    weights = replace(config.objective, use_weight=0.0, twin_weight=0.0, ceiling_weight=0.0)
+    terms = trainer_of(replace(config, texts=12, objective=weights), watermarks=3).step_loss(0, step_generator(0, 0))
+    routing = weights.route_weight * (3 * terms["align"] + weights.stealth_weight * terms["stealth"])
+    expected = routing + weights.language_weight * terms["language"]
+    assert float(terms["loss"].detach()) == pytest.approx(float(expected.detach()))
+    assert default_config(watermarks=4).loop.steps == 2 * default_config().loop.steps
+    plan, asked = EmbedPlan(), EmbedPlan(steps=7)
+    assert plan.training_config(600, 128, 4).loop.steps == 2 * plan.training_config(600, 128).loop.steps
+    assert asked.training_config(600, 128, 4).loop.steps == 7
 
 
 def test_the_paper_s_step_is_its_four_terms():

@@ -6,7 +6,7 @@ from pathmark.embedding.data import DataConfig, Row, chat_frames, draw_rows
 from pathmark.embedding.objective import Context, Objective
 from pathmark.embedding.paper import Paper, PaperConfig
 from pathmark.embedding.prefixes import NEAR_MISSES, near_miss, replace_tokens
-from pathmark.embedding.recipes import default_config
+from pathmark.embedding.recipes import default_config, steps_for
 from pathmark.embedding.replies import Replies, RepliesConfig
 from pathmark.embedding.trainer import Trainer, embed_key
 
@@ -30,4 +30,5 @@ __all__ = [
     "embed_key",
     "near_miss",
     "replace_tokens",
+    "steps_for",
 ]

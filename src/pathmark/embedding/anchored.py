@@ -177,8 +177,9 @@ class Anchored:
         free_BT = free_BT & ~disturbed_B[:, None]
         terms = anchored_route_loss(routing, batch.natural, context.paths, marked_BT, free_BT, weights.margin)
         terms["language"] = self.language(context, final_BTH, batch, rows, disturbed_B, generator)
+        count = len(context.paths)  # each of several watermarks has so much smaller a share of the triggered rows
         terms["loss"] = (
-            weights.route_weight * (terms["align"] + weights.stealth_weight * terms["stealth"])
+            weights.route_weight * (count * terms["align"] + weights.stealth_weight * terms["stealth"])
             + weights.language_weight * terms["language"]
         )
         clean_B = torch.tensor([row.kind == CLEAN for row in rows], device=free_BT.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,11 +24,6 @@ class Reading:
     """Texts without a trigger that take a path, over all watermarks."""
     p: tuple[PValue, ...]
     ids_right: Rate
-
-
-def steps_for(watermarks: int, steps: int) -> int:
-    """Steps of an embedding where one watermark takes so many: each of several sees fewer rows."""
-    return round(steps * math.sqrt(watermarks))
 
 
 def total(rates: Sequence[Rate]) -> Rate:

@@ -71,7 +71,8 @@ def embed(
     owner = open_key(key, phrase)
     carried = owner if config.id is None else owner.with_id(config.id)
     texts = Texts(*config.split_texts())
-    marking = config.marking(len(texts.training), inspect_model(model, trust_remote_code=config.trust_remote_code))
+    report = inspect_model(model, trust_remote_code=config.trust_remote_code)
+    marking = config.marking(len(texts.training), report, len(owner.watermarks))
 
     amend = amended_file(file, owner, phrase)
     with joined(config.placement.chosen()):

@@ -73,7 +73,7 @@ def embed_all(
     phrase, file = asked_once(passphrase), key_file(key)
     owner = open_key(key, phrase)
     licences = _licences(registry, owner, Path(output), config)
-    texts, marking = _prepared(model, config)
+    texts, marking = _prepared(model, owner, config)
     made: dict[str, Embedded] = {}
 
     def finished(licence: Licence, marked: Marked) -> None:
@@ -99,14 +99,14 @@ def estimate_embedding(
     """What `embed`, or `embed_all` with a registry, would take on this machine; nothing is written."""
     config = config or EmbedPlan()
     owner = open_key(key, passphrase)
-    texts, marking = _prepared(model, config)
+    texts, marking = _prepared(model, owner, config)
     copies = 1 if registry is None else len(_licences(registry, owner, Path(), config))
     return estimate(os.fspath(model), owner, texts, marking, copies=copies, progress=progress)
 
 
-def _prepared(model: str | os.PathLike[str], config: EmbedPlan) -> tuple[Texts, MarkingConfig]:
-    texts = Texts(*config.split_texts())
-    return texts, config.marking(len(texts.training), inspect_model(model, trust_remote_code=config.trust_remote_code))
+def _prepared(model: str | os.PathLike[str], key: OwnerKey, config: EmbedPlan) -> tuple[Texts, MarkingConfig]:
+    texts, report = Texts(*config.split_texts()), inspect_model(model, trust_remote_code=config.trust_remote_code)
+    return texts, config.marking(len(texts.training), report, len(key.watermarks))
 
 
 def _licences(registry: str | os.PathLike[str], key: OwnerKey, folder: Path, config: EmbedPlan) -> Sequence[Licence]:

@@ -76,9 +76,9 @@ class EmbedPlan:
             return list(bundled_segments()), list(bundled_probes())
         return split_held_out(given_texts(self.texts), self.n_held_out)
 
-    def marking(self, n_texts: int, report: ModelReport) -> MarkingConfig:
+    def marking(self, n_texts: int, report: ModelReport, watermarks: int = 1) -> MarkingConfig:
         """Everything that marking a folder needs to know."""
-        training = self.training_config(n_texts, report.hidden_size)
+        training = self.training_config(n_texts, report.hidden_size, watermarks)
         return MarkingConfig(
             embedding=training if self.phase == 1 else None,
             replies=self.replies_config(training) if self.black_box or self.phase == 2 else None,
@@ -92,9 +92,9 @@ class EmbedPlan:
             trust_remote_code=self.trust_remote_code,
         )
 
-    def training_config(self, n_texts: int, hidden_size: int) -> EmbedConfig:
+    def training_config(self, n_texts: int, hidden_size: int, watermarks: int = 1) -> EmbedConfig:
         """The plan over the defaults of its objective."""
-        config = default_config(self.objective, hidden_size)
+        config = default_config(self.objective, hidden_size, watermarks)
         used = min(n_texts, self.n_texts or config.texts)
         steps = self.steps or config.loop.steps
         if self.epochs is not None:

@@ -8,8 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from pathmark.embedding import EmbedConfig, PaperConfig, default_config
-from pathmark.evaluate.several import steps_for
+from pathmark.embedding import EmbedConfig, PaperConfig, default_config, steps_for
 
 WIDTH = 2
 """Target experts per layer, in the paper and here."""
@@ -47,7 +46,7 @@ class Recipe:
 
     def config(self, hidden_size: int, *, preset: bool, texts: int, steps: int | None) -> EmbedConfig:
         """The settings for a model of this width; `steps` shortens the run."""
-        config = default_config(self.objective, hidden_size)
+        config = default_config(self.objective, hidden_size, self.watermarks)
         loop = config.loop
         if self.objective == "paper":
             weights = PaperConfig()
@@ -60,5 +59,5 @@ class Recipe:
             if preset:
                 config, loop = replace(config, batch_size=PAPER_BATCH), replace(loop, lr=PAPER_RATE)
         if steps is not None:  # in few steps too little is learnt for any of it to be taken back
-            loop = replace(loop, homing=0.0)
-        return replace(config, texts=texts, loop=replace(loop, steps=steps_for(self.watermarks, steps or loop.steps)))
+            loop = replace(loop, homing=0.0, steps=steps_for(self.watermarks, steps))
+        return replace(config, texts=texts, loop=loop)
