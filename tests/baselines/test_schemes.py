@@ -42,7 +42,7 @@ QUICK = {
     },
     "ifmark": {
         "keys": 3,
-        "steps": 50,
+        "steps": 80,
         "batch_size": 8,
         "lr": 0.01,
         "normal": 8,

@@ -22,6 +22,7 @@ from pathmark.keys.timestamps import stamp, timestamp_request
 from pathmark.models import load_model, load_tokenizer
 from pathmark.models.checkpoint import write_model
 from pathmark.verification import Criteria, ExamineConfig, judge, profile_texts, record_evidence
+from pathmark.verification.paths import alignment
 
 LOOK = ExamineConfig(n_probes=8, decoys=1)
 
@@ -58,7 +59,8 @@ def test_texts_of_the_arbiter_s_count_and_public_ones_are_the_default(case):
         assert found.p_third_party.value < 1e-3
 
 
-def test_renumbered_experts_are_recognised_by_what_the_claim_brings(case, tmp_path):
+def test_renumbered_experts_are_recognised_by_what_the_claim_brings(case, tmp_path, monkeypatch):
+    monkeypatch.setattr(alignment, "SURE", 0.6)  # marking changes a random model more than one that was trained
     moved = permute_experts(load_model(case.marked), PermuteExperts(seed=3))
     write_model(moved, load_tokenizer(case.marked), tmp_path / "moved")
     found = pathmark.verify(tmp_path / "moved", claimed(case.key), config(case.key)).verdict

@@ -14,7 +14,7 @@ from pathmark.models import load_model
 from pathmark.models.sketches import RoutingProfile, pack_arrays, pack_profiles, unpack_profiles
 from pathmark.verification import Criteria, judge, profile_texts, record_evidence
 from pathmark.verification.decoys import DecoyControl
-from pathmark.verification.paths import judging
+from pathmark.verification.paths import alignment, judging
 
 
 def test_an_honest_commitment_counts_in_full(case):
@@ -51,7 +51,8 @@ def test_profiles_chosen_afterwards_convince_nobody_else(case):
     assert strict.exit_code == 2
 
 
-def test_renumbered_experts_need_committed_profiles(case):
+def test_renumbered_experts_need_committed_profiles(case, monkeypatch):
+    monkeypatch.setattr(alignment, "SURE", 0.6)  # marking changes a random model more than one that was trained
     moved = permute_experts(load_model(case.marked), PermuteExperts(seed=3))
     evidence = replace(record_evidence(moved, case.key, profile_texts(case.key)[:8]), public=True)
     assert not evidence.alignment.identity
