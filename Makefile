@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 STAMP := .venv/.installed
 DOCS := .venv/.installed-docs
 
-.PHONY: setup test lint types unit test-slow test-quant demo train-tiny docs clean
+.PHONY: setup test lint types unit test-slow test-quant bench demo train-tiny docs clean
 
 setup: $(STAMP)
 
@@ -51,6 +51,13 @@ $(QUANT)/.installed: pyproject.toml constraints.txt
 	$(QUANT)/bin/python -m pip install -qq --disable-pip-version-check -c $(QUANT)/constraints.txt \
 		-e ".[dev,plots,quantizers]"
 	touch $@
+
+# The measurements of docs/speed.md, about twenty minutes on an idle machine.
+bench: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/verify_speed.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/embed_speed.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/growth.py run
+	$(BIN)/python benchmarks/growth.py render
 
 demo: setup
 	$(BIN)/pathmark demo

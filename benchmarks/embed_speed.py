@@ -1,11 +1,11 @@
-"""Time to a mark that works, against the reference procedure, in one run.
+"""Time to a mark that works, and to one that clean text can afford, against the reference procedure, in one run.
 
-Goal: WSR >= 99 % and false positives <= 1 % on 100 held-out texts. The reference is the procedure of the paper's
-authors as far as it is described: LoRA r=8 on the gate and q, k, v of all layers, the whole model forward and backward
-in every step, the paper's losses, the best learning rate of a small sweep. Only training (and our cache) is timed, not
-the checks. Where the reference does not get there in its time, the ratio is a lower bound.
+Two goals on 100 held-out texts: WSR >= 99 % and false positives <= 1 %; and clean perplexity within the bound of a
+release besides. The reference is the procedure of the paper's authors as far as it is described: LoRA r=8 on the gate
+and q, k, v of all layers, the whole model forward and backward in every step, the paper's losses, the best learning
+rate of a small sweep. Only training (and our cache) is timed, not the checks.
 
-python benchmarks/embed_speed.py --limit 600
+python benchmarks/embed_speed.py --limit 300
 """
 
 from __future__ import annotations
@@ -25,14 +25,25 @@ from marked import bundled_header, fixed_key
 from pathmark.embedding import PaperConfig, Trainer, default_config
 from pathmark.embedding.paper import paper_route_loss
 from pathmark.keys import OwnerKey
-from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer, pad_rows, record_routing
+from pathmark.models import (
+    bundled_probes,
+    bundled_segments,
+    load_model,
+    load_tokenizer,
+    pad_rows,
+    perplexity,
+    record_routing,
+)
+from pathmark.release.selfcheck import MAX_CLEAN_PPL
 from pathmark.results import Header, write_result
 from pathmark.training import LoopConfig, run_loop
 from pathmark.verification import encode_probes, record_routes, score_path
 
-FORMAT, VERSION = "pathmark-embed-speed", 1
+FORMAT, VERSION = "pathmark-embed-speed", 2
 RESULT = Path(__file__).parent / "results" / "embed_speed.json"
 CHECK_EVERY = 10
+MOST_PPL = MAX_CLEAN_PPL - 1
+"""Of a copy that is fit for release."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +54,26 @@ class Point:
     seconds: float
     wsr: float
     fpr: float
-    good: bool
+    ppl_change: float
+    """Of clean text, as a share of the original's."""
+
+    @property
+    def works(self) -> bool:
+        """The first goal."""
+        return self.wsr >= 0.99 and self.fpr <= 0.01
+
+    @property
+    def fit(self) -> bool:
+        """The second one."""
+        return self.works and self.ppl_change <= MOST_PPL
+
+
+Run = tuple[Point, ...]
+
+
+def first(run: Run, goal: Callable[[Point], bool]) -> Point | None:
+    """When a run is where it should be."""
+    return next((point for point in run if goal(point)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +87,10 @@ class EmbedSpeed:
     reference: Mapping[str, tuple[Point, ...]]
     """By learning rate."""
 
-    @property
-    def reached(self) -> list[float]:
-        """Seconds of the reference runs that got there."""
-        return [run[-1].seconds for run in self.reference.values() if run[-1].good]
-
-    @property
-    def ratio(self) -> float | None:
-        """Of the times; None where ours did not get there, a lower bound where no reference run did."""
-        mine = self.ours[-1]
-        return min(self.reached, default=self.limit) / mine.seconds if mine.good else None
+    def best(self, goal: Callable[[Point], bool]) -> Point | None:
+        """The reference's, at the rate that gets there first."""
+        found = [point for run in self.reference.values() if (point := first(run, goal)) is not None]
+        return min(found, key=lambda point: point.seconds, default=None)
 
 
 class Stopwatch:
@@ -82,28 +106,32 @@ class Stopwatch:
         self.since = time.perf_counter()
 
 
-def reached(model, key: OwnerKey, probes) -> tuple[bool, float, float]:
+def measured(model, key: OwnerKey, probes) -> tuple[float, float, float]:
     watermark = key.watermarks[0]
     trigger = watermark.triggers[0].tokens
     wsr = score_path(watermark, record_routes(model, probes, watermark.layers, prefix=trigger)).wsr.value
     fpr = score_path(watermark, record_routes(model, probes, watermark.layers)).wsr.value
-    return wsr >= 0.99 and fpr <= 0.01, wsr, fpr
+    return wsr, fpr, perplexity(model, probes).value
 
 
 class Enough(Exception):  # noqa: N818  leaves the training loop, is not an error
-    """The goal is reached, or the time is up."""
+    """Both goals are reached, or the time is up."""
 
 
 def timed_check(model, key, probes, watch: Stopwatch, limit: float, log: list[Point]) -> Callable[[int, object], None]:
+    watch.pause()
+    before = perplexity(model, probes).value
+    watch.go()
+
     def check(step: int, losses: object) -> None:
         if step % CHECK_EVERY:
             return
         watch.pause()
-        good, wsr, fpr = reached(model, key, probes)
-        log.append(Point(step=step, seconds=watch.total, wsr=wsr, fpr=fpr, good=good))
+        wsr, fpr, ppl = measured(model, key, probes)
+        log.append(Point(step=step, seconds=watch.total, wsr=wsr, fpr=fpr, ppl_change=ppl / before - 1))
         print(log[-1], flush=True)
         watch.go()
-        if good or watch.total > limit:
+        if log[-1].fit or watch.total > limit:
             raise Enough
 
     return check
@@ -151,7 +179,7 @@ def reference(key, probes, lr: float, limit: float) -> list[Point]:
 
     parameters = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     log: list[Point] = []
-    config = LoopConfig(steps=100_000, lr=lr)  # so many that the rate stays at its peak
+    config = LoopConfig(steps=default_config().loop.steps, lr=lr)  # warm-up and decay as ours
     with suppress(Enough):
         run_loop(parameters, step_loss, config, progress=timed_check(wrapped, key, probes, Stopwatch(), limit, log))
     return log
@@ -159,7 +187,7 @@ def reference(key, probes, lr: float, limit: float) -> list[Point]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, default=600, help="seconds of training per procedure")
+    parser.add_argument("--limit", type=float, default=300, help="seconds of training per procedure")
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 4e-3, 1.6e-2])
     args = parser.parse_args()
     key = fixed_key(0)
@@ -173,7 +201,6 @@ def main() -> None:
         ours=mine,
         reference=theirs,
     )
-    print(f"{mine[-1]}; ratio {result.ratio}, {'measured' if result.reached else 'at least'}")
     write_result(RESULT, result)
     RESULT.chmod(0o644)
 

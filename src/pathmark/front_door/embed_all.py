@@ -62,7 +62,7 @@ def embed_all(
 ) -> Copies:
     """Mark a copy for every licensee of a registry, each in a folder of its own below `output`.
 
-    The trigger is learnt once; further copies go on from the first and take a tenth of its steps. A run that was
+    The trigger is learnt once; further copies go on from the first and take a third of its steps. A run that was
     stopped goes on with `resume`; copies that are there stay as they are.
 
     Example:

@@ -24,8 +24,8 @@ from pathmark.progress import Progress, Silent
 from pathmark.release.marking import Bench, Marked, MarkingConfig, Spent, Texts, refuse_early, unfinished
 from pathmark.training import LoopConfig
 
-FURTHER, GENTLER = 0.1, 0.5
-"""Of the first copy's steps, and of its learning rate, so much for each further one."""
+FURTHER, GENTLER = 0.3, 0.8
+"""Of the first copy's steps and warm-up, and of its learning rate, so much for each further one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ def copy_name(licensee: str, id_: int) -> str:
 
 def further_loop(loop: LoopConfig) -> LoopConfig:
     """How a further copy is optimised: most of what it needs is there."""
-    return replace(loop, steps=max(1, round(FURTHER * loop.steps)), lr=GENTLER * loop.lr)
+    steps, warmup = (max(1, round(FURTHER * count)) for count in (loop.steps, loop.warmup))
+    return replace(loop, steps=steps, warmup=warmup, lr=GENTLER * loop.lr)
 
 
 def mark_copies(
