@@ -19,7 +19,7 @@ from pathmark.models import bundled_probes, bundled_segments, load_model, load_t
 from pathmark.models.ranks import joined, rank
 from pathmark.release import scan
 from pathmark.release.scan import ScanConfig
-from pathmark.verification import encode_probes, record_routes
+from pathmark.verification import ExamineConfig, encode_probes, record_routes
 
 
 def measured(job: dict) -> dict:
@@ -42,9 +42,19 @@ def embedded(job: dict) -> dict:
     return {"ppl": copy.marked.check.clean_ppl[1], "reported": copy.report is not None}
 
 
+def verified(job: dict) -> dict:
+    examine = ExamineConfig(n_probes=7, tokens=24)
+    config = pathmark.VerifyConfig(examine=examine, texts=list(bundled_probes()))
+    found = pathmark.verify(job["model"], Path(job["verify"]), config, passphrase="x")
+    assert (found.verdict.n_probes, found.examined.access) == (7, "weights")
+    return {"p": found.p.log10, "tokens": found.verdict.n_tokens}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     asked = json.loads(sys.argv[1])
     with joined():
         out = f"{asked['out']}.{rank()}.json"
-        Path(out).write_text(json.dumps((embedded if "copy" in asked else measured)(asked)))
+        jobs = {"copy": embedded, "verify": verified}
+        job = next((job for name, job in jobs.items() if name in asked), measured)
+        Path(out).write_text(json.dumps(job(asked)))

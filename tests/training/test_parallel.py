@@ -14,7 +14,8 @@ import torch
 from embed_helpers import key_for, save_family
 from safetensors.torch import load_file
 
-from pathmark.errors import RanksError
+import pathmark
+from pathmark.errors import RanksError, VerificationError
 from pathmark.keys import save_key
 from pathmark.models import ranks
 from pathmark.training.parallel import require_world
@@ -132,6 +133,17 @@ def test_attacks_perplexity_and_routes_are_those_of_one_process(tmp_path):
     for wrapper in ("ddp", "fsdp"):
         for found in finished(2, tmp_path / wrapper, parallel=wrapper, **job):
             assert found == pytest.approx(one, rel=1e-4)
+
+
+def test_two_processes_verify_as_one_does(tmp_path, monkeypatch):
+    base = save_family(tmp_path / "base", "qwen3_moe")
+    save_key(key_for(base), tmp_path / "owner.key", "x")
+    job = {"script": FRONT_DOOR, "model": str(base), "verify": str(tmp_path / "owner.key")}
+    (one,) = finished(1, tmp_path / "one", **job)
+    assert all(found == pytest.approx(one, rel=1e-4) for found in finished(2, tmp_path / "two", **job))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(VerificationError, match="add --no-sandbox"):
+        pathmark.verify(base, tmp_path / "owner.key", pathmark.VerifyConfig(sandbox=True), passphrase="x")
 
 
 @pytest.mark.slow

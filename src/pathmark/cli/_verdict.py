@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pathmark.cli._keys import echo_json
-from pathmark.cli._options import write_evidence
+from pathmark.cli._options import speaks, write_evidence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def finish(found: Verification, options: dict[str, Any], as_json: bool) -> None:
-    """Show the verdict, keep the log, exit with the verdict's code."""
+    """Show the verdict, keep the log, exit with the verdict's code; of several processes the first one does."""
+    if not speaks():
+        sys.exit(0)
     if as_json:
         echo_json(found.summary())
     else:

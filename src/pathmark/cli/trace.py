@@ -18,6 +18,7 @@ from pathmark.cli._options import (
     original_option,
     registry_option,
     significance_option,
+    speaks,
     suspects_option,
     write_evidence,
 )
@@ -62,13 +63,15 @@ def command(suspect: str, key_file: Path, registry: Path, as_json: bool, **optio
     names = ("original", "base", "texts", "significance", "suspects", "commitment")
     chosen = {name: options[name] for name in names}
     config = TraceConfig(examine=examine_config(options), sandbox=not options["no_sandbox"], **chosen)
-    with Bar(quiet=as_json) as bar:
+    with Bar(quiet=as_json or not speaks()) as bar:
         traced = trace(suspect, key_file, registry, config, passphrase=passphrase(), progress=bar)
     finish(traced, suspect, options, as_json)
 
 
 def finish(traced: Traced, suspect: str, options: dict[str, Any], as_json: bool) -> None:
-    """Show who was named, exit accordingly."""
+    """Show who was named, exit accordingly; of several processes the first one does."""
+    if not speaks():
+        sys.exit(0)
     if as_json:
         echo_json({"suspect": suspect, **traced.summary()})
     else:

@@ -20,6 +20,7 @@ from pathmark.cli._options import (
     no_align_option,
     original_option,
     placed,
+    speaks,
 )
 from pathmark.cli._schemes import scheme_option
 from pathmark.cli._schemes import verify as verify_with_scheme
@@ -86,7 +87,7 @@ def command(suspect: str, key_file: Path | None, claim: Path | None, as_json: bo
     judged = judged_by(options)
     key = _key_or_claim(key_file, claim, judged, options)
     config = VerifyConfig(examine=examine, sandbox=not options["no_sandbox"], **looked, **judged)
-    with Bar(quiet=as_json) as bar:
+    with Bar(quiet=as_json or not speaks()) as bar:
         found = verify(suspect, key, config, passphrase=passphrase(), progress=bar)
     finish(found, options, as_json)
 

@@ -15,6 +15,7 @@ from pathmark.front_door import sandbox
 from pathmark.keys import VerifierKey
 from pathmark.models import local_folder
 from pathmark.models.devices import open_model
+from pathmark.models.ranks import announced, joined
 from pathmark.models.suspects import is_adapter
 from pathmark.models.texts import Texts, given_texts
 from pathmark.progress import Progress, Silent
@@ -58,7 +59,17 @@ def name_of(suspect: ModelLike) -> str:
 
 
 def look(suspect: ModelLike, key: VerifierKey, config: LookConfig, progress: Progress | None) -> Examined:
-    """Record everything that a verdict needs."""
+    """Record everything that a verdict needs; the processes that torchrun started run a share of the texts each."""
+    if announced() > 1 and config.sandbox:
+        raise VerificationError(
+            f"the {announced()} processes of torchrun talk to each other, which a sandbox forbids; add --no-sandbox "
+            "where you trust the suspect's files, or read it in one process"
+        )
+    with joined(config.examine.placement.chosen()):
+        return _look(suspect, key, config, progress)
+
+
+def _look(suspect: ModelLike, key: VerifierKey, config: LookConfig, progress: Progress | None) -> Examined:
     if isinstance(suspect, PreTrainedModel):
         return _look_at_loaded(suspect, key, config, progress or Silent())
     if isinstance(config.original, PreTrainedModel):

@@ -25,6 +25,11 @@ def world() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def announced() -> int:
+    """How many processes torchrun says that it started, joined or not."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def rank() -> int:
     """The number of this one."""
     return dist.get_rank() if world() > 1 else 0
@@ -46,7 +51,7 @@ def joined(device: torch.device | None = None) -> Iterator[int]:
 
     gloo on the CPU, nccl on CUDA devices.
     """
-    wanted = int(os.environ.get("WORLD_SIZE", "1"))
+    wanted = announced()
     if wanted == 1 or dist.is_initialized():
         yield world()
         return

@@ -301,6 +301,6 @@ def _probes(
         )
     if texts is None:
         raise VerificationError(
-            "the key holds no probe texts (it was never used by `pathmark embed`); give some with --probes"
+            "the key holds no probe texts (it was never used by `pathmark embed`); give some with --texts"
         )
     return encode_probes(codec.tokenizer, texts, n_probes=config.n_probes, length=config.tokens)
