@@ -22,9 +22,13 @@ def cost(row: Measured) -> float:
     return max(100 * (row.ppl_change if thief is None else min(row.ppl_change, thief)), LEAST_COST)
 
 
-def draw_plane(axes: Any, rows: Sequence[Measured], *, ink: str, paper: str) -> None:
-    """The points, by attack, and the level of a verdict."""
-    groups = sorted({row.group for row in rows})
+def groups_of(rows: Sequence[Measured]) -> list[str]:
+    """The attacks of these rows, each with its place among markers and colours."""
+    return sorted({row.group for row in rows})
+
+
+def draw_plane(axes: Any, rows: Sequence[Measured], groups: Sequence[str], *, ink: str, paper: str) -> None:
+    """The points, by attack, and the level of a verdict; planes that stand side by side share their groups."""
     for place, group in enumerate(groups):
         chosen = [row for row in rows if row.group == group]
         axes.plot(
@@ -50,11 +54,15 @@ def plot(panels: Sequence[tuple[str, Sequence[Row]]], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    measured = [[row for row in rows if isinstance(row, Measured)] for _, rows in panels]
+    groups = groups_of([row for rows in measured for row in rows])
     figure = Figure(figsize=(7.5 * len(panels), 6.5), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (title, rows) in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True):
+    planes = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
+    for axes, (title, _), rows in zip(planes, panels, measured, strict=True):
         axes.grid(alpha=0.25)
-        draw_plane(axes, [row for row in rows if isinstance(row, Measured)], ink="0.3", paper="white")
+        draw_plane(axes, rows, groups, ink="0.3", paper="white")
         axes.set_title(title)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, fontsize=7, frameon=False)
+    handles, labels = planes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4 * len(panels), fontsize=7, frameon=False)
     figure.savefig(path, dpi=120)

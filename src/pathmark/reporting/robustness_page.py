@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pathmark.reporting.evidence_plane import cost, draw_plane
+from pathmark.reporting.evidence_plane import cost, draw_plane, groups_of
 from pathmark.reporting.layout import Cell, Page, Section, Table, row
 from pathmark.reporting.pictures import INK, PAPER, SOFT, Picture, draw, plain_axes
 from pathmark.reporting.robustness import cells, evidence_left, found_words
@@ -69,7 +69,8 @@ def evidence_picture(measured: Sequence[tuple[int, Measured]]) -> Picture:
 
 def _draw_plane(figure: Any, measured: Sequence[tuple[int, Measured]]) -> None:
     axes = plain_axes(figure)
-    draw_plane(axes, [case for _, case in measured], ink=SOFT, paper=PAPER)
+    rows = [case for _, case in measured]
+    draw_plane(axes, rows, groups_of(rows), ink=SOFT, paper=PAPER)
     for number, case in measured:
         if not case.marked:
             at = cost(case), evidence_left(case)
