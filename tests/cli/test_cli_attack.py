@@ -99,6 +99,8 @@ def test_rows_are_chosen_by_name_and_what_needs_a_sweep_brings_it_along():
     assert (len(whole), whole[0], whole[-1]) == (2 + len(RATES), "none", cell)
     one = "fine-tuning, router, 500 samples, rate 0.001"
     assert names(only=(one, cell)) == ["none", one, cell]
-    assert names(only=("rotate",)) == ["none", "rotation of the residual stream", "rotation and fine-pruning 25 %"]
+    assert names(only=("rotate",)) == ["none", "rotation of the residual stream"]
+    assert "rotation and fine-pruning 25 %" in names(only=("rotate", "fine-prune"))
+    assert "4 bit and 3 epochs of fine-tuning" not in names(only=("gptq",))
     assert cell not in names(skip=(cell,))
     assert one in names(skip=(cell,))

@@ -49,17 +49,21 @@ class RobustnessPlan:
     def cases(self) -> list[Case]:
         """The rows of the suite that are left, the one without an attack among them.
 
-        What runs at the best rate of a sweep brings its sweep along.
+        Attacks one after the other are only meant where each of them is. What runs at the best rate of a sweep brings
+        its sweep along.
         """
         suite, only, skip = SUITES[self.suite], set(self.only), set(self.skip)
         for name in (only | skip) - {"search", "forgery"} - {case.name for case in suite}:
             find_attack(name)
-        named = {case.name: {case.name, *(step.attack for step in case.steps)} for case in suite}
-        wanted = [case for case in suite if not only or named[case.name] & only]
+        attacks = {case.name: {step.attack for step in case.steps} for case in suite}
+        wanted = [
+            case for case in suite if not only or case.name in only or (case.steps and attacks[case.name] <= only)
+        ]
         for case in [case for case in wanted if case.best_of]:
             if not any(other.name.startswith(case.best_of) for other in wanted if other is not case):
                 wanted += [other for other in suite if other.name.startswith(case.best_of)]
-        cases = [case for case in suite if not named[case.name] & skip and (case in wanted or not case.steps)]
+        kept = [case for case in suite if not {case.name, *attacks[case.name]} & skip]
+        cases = [case for case in kept if case in wanted or not case.steps]
         if len(cases) < 2:
             raise AttackError(f"no attack of the {self.suite} suite is left by --only and --skip")
         return cases
