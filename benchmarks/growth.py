@@ -224,6 +224,9 @@ def draw(growth: Growth) -> None:
         axis.plot([1, 8], [1, 8], color="grey", linestyle="--", linewidth=1, label="proportional")
         axis.set_title(title)
         axis.set_xlabel("times the smallest size")
+        for side, ticks in ((axis.xaxis, (1, 2, 4, 8)), (axis.yaxis, (1, 2, 5, 10))):
+            side.set_ticks(ticks, [str(tick) for tick in ticks])
+            side.set_ticks([], minor=True)
     axes[0].set_ylabel("times its cost")
     axes[1].legend()
     figure.savefig(DOC.parent / "img" / "growth.png", dpi=110)
