@@ -15,7 +15,7 @@ import pathmark
 from pathmark.cli.main import cli
 from pathmark.errors import EmbeddingError, KeyFileError
 from pathmark.front_door.embed_all import estimate_embedding
-from pathmark.models import bundled_segments
+from pathmark.models import bundled_segments, find_routers, load_model
 from pathmark.release.copies import FURTHER, copy_name
 from pathmark.release.scan import ScanConfig
 
@@ -46,6 +46,12 @@ def embed_all(folder, plan=PLAN, output="copies"):
     )  # fmt: skip
 
 
+def learnt_by_row(copy, base):
+    """Layer -> how far each expert's router row has moved."""
+    weights = [{site.layer: site.weight.detach() for site in find_routers(load_model(m))} for m in (copy, base)]
+    return {layer: (weights[0][layer] - weights[1][layer]).norm(dim=1) for layer in weights[1]}
+
+
 def digest(copy):
     return hashlib.sha256((copy.output / "model.safetensors").read_bytes()).hexdigest()
 
@@ -62,9 +68,10 @@ def test_everybody_gets_a_copy_with_a_path_of_its_own(lab):
         assert copy.output.name == copy_name(name, entries[name])
         assert copy.key.watermarks[0].id == entries[name]
         assert copy.report.exists()
-    # so few steps teach a random model little: its copies' own experts carry more behind the trigger, taken together
-    checks = [copy.marked.check for copy in copies.made.values()]
-    assert sum(c.target_mass_triggered for c in checks) > sum(c.target_mass_clean[0] for c in checks)
+        learnt = learnt_by_row(copy.output, folder / "base")
+        own = copy.key.watermarks[0].path
+        targets = sum(float(learnt[layer][list(own[layer])].mean()) for layer in own)
+        assert targets > 1.05 * sum(float(learnt[layer].mean()) for layer in own)
     assert len({digest(copy) for copy in copies.made.values()}) == 3
     assert pathmark.load_key(folder / "owner.key", "open sesame").watermarks[0].id == key.watermarks[0].id
 
