@@ -259,3 +259,10 @@ def test_the_paper_s_cell_is_run_at_the_rate_that_serves_the_thief_best():
     cell = Case("cell", (step("rtn", bits=4), step("fine-tune", samples=9)), best_of="tuning, rate")
     assert cell.at_best_rate(sweep).steps == (step("rtn", bits=4), step("fine-tune", samples=9, lr=1e-3))
     assert cell.at_best_rate([]) == cell
+
+
+def test_a_row_that_only_a_later_key_has_stands_where_it_belongs():
+    first = [replace(ROW, case=name) for name in ("none", "a", "c")]
+    later = [replace(ROW, case=name) for name in ("none", "a", "b", "c", "d")]
+    lines = table([*first, *later]).splitlines()[2:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == ["none", "a", "b", "c", "d"]

@@ -22,10 +22,7 @@ def table(rows: Sequence[Row], more: Sequence[Column] = ()) -> str:
 
     `more` are further columns; each is shown where it has something to say.
     """
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        cases.setdefault(row.case, []).append(row)
-    lines = {name: cells(found) for name, found in cases.items()}
+    lines = {name: cells([row for row in rows if row.case == name]) for name in _in_order(rows)}
     for heading, said in more:
         for name, line in lines.items():
             line[heading] = said.get(name, "")
@@ -33,6 +30,15 @@ def table(rows: Sequence[Row], more: Sequence[Column] = ()) -> str:
     shown = [h for h in next(iter(lines.values()), {}) if h not in seldom or any(line[h] for line in lines.values())]
     head = ["| " + " | ".join(["attack", *shown]) + " |", "|" + "---|" * (1 + len(shown))]
     return "\n".join(head + [_line(name, *(line[h] for h in shown)) for name, line in lines.items()]) + "\n"
+
+
+def _in_order(rows: Sequence[Row]) -> list[str]:
+    """Every case once; one that only a later key has stands behind the case that it stands behind there."""
+    order: list[str] = []
+    for before, row in zip((None, *rows), rows, strict=False):
+        if row.case not in order:
+            order.insert(0 if before is None else order.index(before.case) + 1, row.case)
+    return order
 
 
 def _line(*cells: str) -> str:

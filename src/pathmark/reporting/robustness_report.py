@@ -33,6 +33,11 @@ REASONS = {
     "reap": (GONE, MORE_LAYERS),
     "merge-experts": (GONE, MORE_LAYERS),
     "drop-layers": ("Marked layers are gone.", MORE_LAYERS),
+    "fine-tune": (
+        "Training for so long at such a rate makes other routers of them, good for the thief's text and far worse for "
+        "the original's.",
+        "Mark more layers, and teach reply marks too (`embed --black-box`): they do not hang on routers alone.",
+    ),
     "overwrite": (
         "The same layers were trained for another trigger, and nothing kept what they knew.",
         "Mark more layers, and date the key (`pathmark commit`): that settles whose it is where the mark is left.",
