@@ -131,7 +131,9 @@ def make(work: Path, licensees: int) -> CopiesResult:
         header=bundled_header(FORMAT, VERSION, key=key.fingerprint, n_probes=N_PROBES, settings=settings),
         one_seconds=first - started,
         all_seconds=time.process_time() - first,
-        checks=tuple(json.loads(json.dumps(copy.summary())) for copy in copies.made.values()),
+        checks=tuple(
+            json.loads(json.dumps(copy.summary() | {"output": copy.output.name})) for copy in copies.made.values()
+        ),
     )
     write_result(made, result)
     return result
