@@ -52,7 +52,7 @@ $(QUANT)/.installed: pyproject.toml constraints.txt
 		-e ".[dev,plots,quantizers]"
 	touch $@
 
-# The measurements of docs/speed.md, about twenty minutes on an idle machine.
+# The measurements of docs/speed.md; half an hour on a busy machine.
 bench: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/verify_speed.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/embed_speed.py

@@ -200,11 +200,18 @@ def render() -> None:
         found = growth.along(name)
         sizes = [float(getattr(one, name)) for one in found]
         steps, reads = [one.step_seconds for one in found], [one.verify_seconds for one in found]
+        millions = [one.parameters / 1e6 for one in found]
+        span = f" ({millions[0]:.0f} to {millions[-1]:.0f} million weights)" if len(set(millions)) > 1 else ""
         lines.append(
-            f"| {name} | {', '.join(f'{size:.0f}' for size in sizes)} | {', '.join(f'{s:.2f}' for s in steps)} | "
+            f"| {name}{span} | {', '.join(f'{size:.0f}' for size in sizes)} | {', '.join(f'{s:.2f}' for s in steps)} | "
             f"{exponent(sizes, steps):.2f} | {', '.join(f'{s:.2f}' for s in reads)} | {exponent(sizes, reads):.2f} |"
         )
-    lines += ["", "![Cost against size](img/growth.png)", "", "Of each size's smallest cost, on logarithmic scales."]
+    lines += [
+        "",
+        "![Cost against size](img/growth.png)",
+        "",
+        "As multiples of the cost at the smallest size, on logarithmic scales.",
+    ]
     draw(growth)
     DOC.write_text(DOC.read_text().partition(MARKER)[0] + "\n".join(lines) + "\n")
 

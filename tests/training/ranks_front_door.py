@@ -16,7 +16,7 @@ import pathmark
 from pathmark.attacks.finetuning import FineTune, fine_tune
 from pathmark.attacks.kit import Kit
 from pathmark.models import bundled_probes, bundled_segments, load_model, load_tokenizer, perplexity
-from pathmark.models.ranks import joined, rank
+from pathmark.models.ranks import joined
 from pathmark.release import scan
 from pathmark.release.scan import ScanConfig
 from pathmark.verification import ExamineConfig, encode_probes, record_routes
@@ -45,16 +45,30 @@ def embedded(job: dict) -> dict:
 def verified(job: dict) -> dict:
     examine = ExamineConfig(n_probes=7, tokens=24)
     config = pathmark.VerifyConfig(examine=examine, texts=list(bundled_probes()))
-    found = pathmark.verify(job["model"], Path(job["verify"]), config, passphrase="x")
+    told = Told()
+    found = pathmark.verify(job["model"], Path(job["verify"]), config, passphrase="x", progress=told)
     assert (found.verdict.n_probes, found.examined.access) == (7, "weights")
-    return {"p": found.p.log10, "tokens": found.verdict.n_tokens}
+    return {"p": found.p.log10, "tokens": found.verdict.n_tokens, "rows": told.done}
+
+
+class Told:
+    """Counts the rows that this process runs."""
+
+    done = 0
+
+    def stage(self, name: str, total: int | None) -> None:
+        pass
+
+    def advance(self, units: int, note: str = "") -> None:
+        self.done += units
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     asked = json.loads(sys.argv[1])
-    with joined():
-        out = f"{asked['out']}.{rank()}.json"
-        jobs = {"copy": embedded, "verify": verified}
-        job = next((job for name, job in jobs.items() if name in asked), measured)
-        Path(out).write_text(json.dumps(job(asked)))
+    out = Path(f"{asked['out']}.{os.environ['RANK']}.json")
+    if "verify" in asked:  # joins the others by itself
+        out.write_text(json.dumps(verified(asked)))
+    else:
+        with joined():
+            out.write_text(json.dumps((embedded if "copy" in asked else measured)(asked)))
