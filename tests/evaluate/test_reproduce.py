@@ -22,7 +22,7 @@ from pathmark.evaluate.reproduce.corpora import Corpora, passages
 from pathmark.evaluate.reproduce.fidelity import evaluated, write_gsm8k, write_mmlu
 from pathmark.evaluate.reproduce.marks import biased_perplexity
 from pathmark.evaluate.reproduce.recipes import PAPER_RATE, Recipe, preset_layers
-from pathmark.evaluate.reproduce.robustness import case
+from pathmark.evaluate.reproduce.robustness import QUICK_RATES, case, fine_tuning
 from pathmark.evaluate.reproduce.running import Cell, Experiment, run_experiment
 from pathmark.evaluate.several import Reading, total
 from pathmark.front_door import reproduce as front_door
@@ -240,6 +240,21 @@ def test_attacks_are_those_of_the_suite():
         for size in (QUICK, Size()):
             planned = list(EXPERIMENTS[name].cells(replace(tiny, size=size)))
             assert {cell.at for cell in planned} > {"none"}
+
+
+def test_a_thief_tunes_each_copy_at_the_rate_that_serves_it_best(bench, corpora, tmp_path):
+    (tmp_path / "thief.txt").write_text("\n".join(text.replace("\n", " ") for text in bundled_segments()[90:400]))
+    texts = Corpora({**corpora.paths, "ptb": {"train": tmp_path / "thief.txt", "test": tmp_path / "thief.txt"}})
+    marked = Bench(bench.name, tmp_path, texts, replace(SIZE, probes=16, passages=200, steps=100), 1)
+    ours = Experiment(lambda bench: [cell for cell in fine_tuning(bench) if cell.series == "PathMark"])
+    found = run_experiment("fig-finetuning", ours, marked, tmp_path / "fig-finetuning.json")
+    assert not found.missing
+    thiefs = {point.at: point.value for point in found.points if point.figure == "PPL of the thief's text"}
+    used = {point.at: point.value for point in found.points if point.figure == "learning rate"}
+    assert list(used) == ["all weights, 2 epochs", "routers, 2 epochs"]
+    for at, rate in used.items():
+        swept = {rate: thiefs[f"{at.partition(',')[0]}, 1 epoch, rate {rate:g}"] for rate in QUICK_RATES}
+        assert rate == min(swept, key=swept.__getitem__)
 
 
 def test_several_watermarks_are_read_together():

@@ -19,7 +19,7 @@ from pathmark.evaluate.expert_parallel import (
 from pathmark.evaluate.reproduce.bench import OURS, Bench, Copy
 from pathmark.evaluate.reproduce.marks import percent
 from pathmark.evaluate.reproduce.recipes import Recipe
-from pathmark.evaluate.reproduce.robustness import BEST_RATE, THIEF
+from pathmark.evaluate.reproduce.robustness import THIEF
 from pathmark.evaluate.reproduce.running import Cell, Figure
 from pathmark.evaluate.several import crossings, read_marks, total
 from pathmark.models import perplexity
@@ -29,6 +29,9 @@ from pathmark.verification import decode_id, record_evidence, record_routes, sco
 
 DEVICES = 8
 SERIES_PAPER = "paper's recipe"
+TUNED_RATE = 1e-3
+"""Of all weights, in the ablation after fine-tuning: what left the thief the best model on its own text in the sweep of
+docs/robustness.md."""
 ONE = "one model"
 
 
@@ -144,7 +147,7 @@ def _ablated(bench: Bench, width: int, count: int) -> Mapping[str, Figure]:
     model = copy.model
     for name, settings in (
         ("rtn", {"bits": 4, "routers": True}),
-        ("fine-tune", {"samples": samples, "epochs": 3, "lr": BEST_RATE, "length": bench.size.tokens}),
+        ("fine-tune", {"samples": samples, "epochs": 3, "lr": TUNED_RATE, "length": bench.size.tokens}),
     ):
         attack = find_attack(name)
         model = attack.run(model, attack.configure(**settings), kit).model
