@@ -24,6 +24,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from marked import fixed_key
+from pages import DOCS, write_section
 from pathmark.embedding import default_config
 from pathmark.keys import OwnerKey, load_key
 from pathmark.models import bundled_probes, load_model, load_tokenizer
@@ -34,8 +35,7 @@ from pathmark.verification import encode_probes, measure_layers, record_evidence
 from pathmark.verification.paths.alignment import profile_texts
 
 RESULTS = Path(__file__).parent / "results"
-DOC = Path(__file__).parent.parent / "docs" / "statistics.md"
-MARKER = "<!-- measured -->"
+DOC = DOCS / "statistics.md"
 LEVELS = (0.5, 0.1, 0.05, 0.01, 0.001)
 ALPHA = 1e-6
 TEXTS_PER_KEY, TOKENS = 3, 16
@@ -148,7 +148,7 @@ def little(key: OwnerKey, marked: Path) -> None:
 
 def render() -> None:
     """Rewrite the measured part of docs/statistics.md from the JSON files."""
-    parts = [MARKER, "", "## Keys held against models", ""]
+    parts = ["## Keys held against models", ""]
     path = RESULTS / "verify_nobody.json"
     if path.exists():
         found = json.loads(path.read_text())
@@ -194,8 +194,7 @@ def render() -> None:
             ]
             parts.append(f"| {count} | " + " | ".join(cells) + " |")
         parts.append("")
-    text = DOC.read_text()
-    DOC.write_text(text[: text.index(MARKER)] + "\n".join(parts).rstrip() + "\n")
+    write_section(DOC, "verify_figures.py", parts)
 
 
 def main() -> None:
