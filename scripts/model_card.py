@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import train_tiny
+import training_texts
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -261,8 +262,8 @@ def card(figures: dict[str, Any]) -> str:
                 ({figures["training"]["adam_learning_rate"]:g}) and for the embedding
                 ({figures["training"]["embedding_learning_rate"]:g}); warm-up, a constant rate, then a straight line
                 down. A load-balance loss per layer (weight {figures["training"]["balance_weight"]:g}). {_silenced()}
-                {100 * train_tiny.CHAT_SHARE:.0f} % of the longer paragraphs were put into the chat template. On a CPU
-                in float32; saved in bfloat16, measured in float32."""),
+                {100 * training_texts.CHAT_SHARE:.0f} % of the longer paragraphs were put into the chat template. On a
+                CPU in float32; saved in bfloat16, measured in float32."""),
             "## Held-out perplexity",
             perplexities,
             "## Routing",

