@@ -58,6 +58,7 @@ bench: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/embed_speed.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/growth.py run
 	$(BIN)/python benchmarks/growth.py render
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/exact_speed.py
 
 demo: setup
 	$(BIN)/pathmark demo

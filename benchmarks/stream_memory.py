@@ -43,7 +43,7 @@ from pathmark.models.describe import describe_model
 from pathmark.verification import ExamineConfig, attach_profiles, encode_probes, examine, judge
 
 RESULT = Path(__file__).parent / "results" / "stream_memory.json"
-DOC = DOCS / "streaming.md"
+DOC = DOCS / "speed.md"
 SHAPE = {
     "vocab_size": 151_936,
     "hidden_size": 2048,
@@ -245,11 +245,11 @@ def save(rows: list[dict[str, object]], args: argparse.Namespace) -> None:
 
 
 def render() -> None:
-    """Rewrite the generated part of docs/streaming.md."""
+    """Rewrite this script's part of docs/speed.md."""
     facts = json.loads(RESULT.read_text())
     lines = [
-        f"{facts['probes']} texts of {facts['length']} tokens, each with and without trigger and behind three decoys, "
-        f"matched and judged, computed in float32; torch {facts['torch']} with {facts['threads']} thread:",
+        f"Verified layer by layer: {facts['probes']} texts of {facts['length']} tokens, each with and without trigger, "
+        f"computed in float32; torch {facts['torch']} with {facts['threads']} thread:",
         "",
         "| layers | parameters | on disk | peak resident | of that before the model is opened | seconds |",
         "|---|---|---|---|---|---|",

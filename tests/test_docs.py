@@ -20,6 +20,7 @@ import models_doc  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import copies  # noqa: E402
+import exact_speed  # noqa: E402
 import growth  # noqa: E402
 import many_keys  # noqa: E402
 import many_marks  # noqa: E402
@@ -27,6 +28,7 @@ import pages  # noqa: E402
 import reproduced  # noqa: E402
 import robustness  # noqa: E402
 import schemes  # noqa: E402
+import stream_memory  # noqa: E402
 
 NAMED = "mixtral qwen2_moe qwen3_moe phimoe olmoe deepseek_v2 deepseek_v3 gpt_oss granitemoe glm4_moe ernie4_5_moe"
 GUIDES = sorted(path.relative_to(ROOT) for path in ROOT.glob("docs/**/*.md"))
@@ -61,7 +63,10 @@ def test_the_tables_of_other_schemes_are_current():
     assert schemes.page(text, rows[:1]) != text
 
 
-@pytest.mark.parametrize("script", [copies, growth, many_keys, many_marks, reproduced, robustness])
+MEASURED = [copies, exact_speed, growth, many_keys, many_marks, reproduced, robustness, stream_memory]
+
+
+@pytest.mark.parametrize("script", MEASURED)
 def test_measured_tables_are_those_of_the_result_files(script, monkeypatch, tmp_path):
     page = tmp_path / script.DOC.name
     (tmp_path / "img").mkdir()
