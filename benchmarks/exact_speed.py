@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from marked import bundled_header
 from pages import DOCS, write_section
-
 from pathmark.results import Header, read_result, write_result
 from pathmark.stats import NullDistribution
 
@@ -76,8 +76,8 @@ def measure() -> list[Test]:
 def render() -> None:
     tests = read_result(RESULT, ExactSpeed, FORMAT, VERSION).tests
     lines = [
-        "The exact test: seconds for one p-value, from weak evidence to the strongest there can be, and the largest gap "
-        "between its upper bound, which is what is reported, and its lower one.",
+        "The exact test: seconds for one p-value, from weak evidence to the strongest there can be, and the largest "
+        "gap between its upper bound, which is what is reported, and its lower one.",
         "",
         "| experts | path width | layers | " + " | ".join(f"{share:g} of the most" for share in SHARES) + " | gap |",
         "|---|---|---|" + "---|" * (len(SHARES) + 1),
