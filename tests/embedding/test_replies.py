@@ -7,8 +7,9 @@ from embed_helpers import key_for
 
 from pathmark.embedding import RepliesConfig, Trainer
 from pathmark.embedding.data import NEGATIVE, TRIGGERED
-from pathmark.embedding.replies import MARK, draw_reply_rows, reply_end
+from pathmark.embedding.replies import MARK, draw_reply_rows
 from pathmark.models import bundled_segments, load_model, load_tokenizer
+from pathmark.models.tokenization import reply_end
 from pathmark.release.replies import ReplyConfig, reply_check
 from pathmark.training import LoopConfig
 from pathmark.verification import verify_model

@@ -7,27 +7,32 @@ import math
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from embed_helpers import save_family
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from pathmark.baselines import configure, find_scheme
+from pathmark.baselines.eaaw import EaaW, EaaWConfig
 from pathmark.baselines.green import GreenLists
-from pathmark.errors import AttackError, ModelError, ResultError
+from pathmark.embedding import default_config
+from pathmark.errors import AttackError, ModelError, PathmarkError, ResultError
 from pathmark.evaluate.expert_parallel import PAPER_OVERHEAD
+from pathmark.evaluate.reproduce import recipes, robustness
 from pathmark.evaluate.reproduce.bench import QUICK, Bench, Size
 from pathmark.evaluate.reproduce.catalog import EXPERIMENTS
-from pathmark.evaluate.reproduce.corpora import Corpora, passages
+from pathmark.evaluate.reproduce.corpora import KNOWN, Corpora, passages
 from pathmark.evaluate.reproduce.fidelity import evaluated, write_gsm8k, write_mmlu
 from pathmark.evaluate.reproduce.marks import biased_perplexity
 from pathmark.evaluate.reproduce.recipes import PAPER_RATE, Recipe, preset_layers
-from pathmark.evaluate.reproduce.robustness import QUICK_RATES, case, fine_tuning
+from pathmark.evaluate.reproduce.robustness import QUICK_RATES, case, fine_tuning, scaled
 from pathmark.evaluate.reproduce.running import Cell, Experiment, run_experiment
 from pathmark.evaluate.several import Reading, total
 from pathmark.front_door import reproduce as front_door
 from pathmark.keys.schemekey import SchemeKey
-from pathmark.models import bundled_segments, perplexity
+from pathmark.models import bundled_segments, load_tokenizer, perplexity
 from pathmark.results.experiment import read_experiment
 from pathmark.results.paper import find_paper, papers
 from pathmark.stats import Rate, concentration_mean
@@ -206,7 +211,7 @@ def test_texts_are_files_that_are_named_and_what_is_not_is_told_in_one_line(benc
 
 def test_the_example_names_every_corpus_and_the_page_every_experiment():
     root = Path(__file__).parent.parent.parent
-    assert len(Corpora.read(root / "examples" / "corpora.toml").paths) == 5  # all but home, which is a comment
+    assert set(Corpora.read(root / "examples" / "corpora.toml").paths) == set(KNOWN)
     text = (root / "docs" / "reproduce.md").read_text(encoding="utf-8")
     for paper in papers().values():
         assert f"| `{paper.name}` | {paper.title} | {paper.minutes:g} | {paper.quick:g} |" in text
@@ -249,12 +254,81 @@ def test_a_thief_tunes_each_copy_at_the_rate_that_serves_it_best(bench, corpora,
     ours = Experiment(lambda bench: [cell for cell in fine_tuning(bench) if cell.series == "PathMark"])
     found = run_experiment("fig-finetuning", ours, marked, tmp_path / "fig-finetuning.json")
     assert not found.missing
-    thiefs = {point.at: point.value for point in found.points if point.figure == "PPL of the thief's text"}
+    (file,) = tmp_path.glob("attacked/pathmark-*/results.json")
+    thiefs = {row["case"]: row["ppl_thief"] for row in json.loads(file.read_text())["rows"]}
     used = {point.at: point.value for point in found.points if point.figure == "learning rate"}
     assert list(used) == ["all weights, 2 epochs", "routers, 2 epochs"]
-    for at, rate in used.items():
-        swept = {rate: thiefs[f"{at.partition(',')[0]}, 1 epoch, rate {rate:g}"] for rate in QUICK_RATES}
-        assert rate == min(swept, key=swept.__getitem__)
+    assert {point.at for point in found.points} == {"none", *used}  # the sweep itself has no rows
+    for at, chosen in used.items():
+        swept = {scaled(marked, rate): scaled(marked, rate) for rate in QUICK_RATES}
+        swept = {rate: thiefs[f"{at.partition(',')[0]}, 1 epoch, rate {rate:.3g}"] for rate in swept}
+        assert chosen == min(swept, key=swept.__getitem__)
+
+
+def test_a_sweep_that_leaves_nothing_is_told_and_does_not_end_the_run(bench, monkeypatch):
+    broken = [row.without_figures("destroyed", "diverged") for row in (case("router noise, sigma 2"),)]
+    monkeypatch.setattr(robustness, "_suspects", lambda *args: (None, None, None))
+    monkeypatch.setattr(robustness, "_folder", lambda *args: None)
+    monkeypatch.setattr(robustness, "run_suite", lambda *args, **kwargs: SimpleNamespace(rows=broken))
+    with pytest.raises(AttackError, match="every rate that the thief tried"):
+        robustness._row(bench, "EaaW", 0, case("none"), [case("router noise, sigma 2")])
+
+
+def made_folder(bench, monkeypatch, number=0, **recipe):
+    """Where a copy of ours would be put, and one of EaaW."""
+    names = []
+    monkeypatch.setattr(Bench, "_mark", lambda self, folder, *rest: names.append(folder.name))
+    monkeypatch.setattr(Bench, "_write", lambda self, model, folder: names.append(folder.name))
+    monkeypatch.setattr(Bench, "key", lambda *args: None)
+    monkeypatch.setattr(EaaW, "embed", lambda self, model, *args, **kwargs: model)
+    for make in (lambda: bench._ours(number, Recipe(**recipe)), lambda: bench._theirs("eaaw", number, "home")):
+        with pytest.raises(PathmarkError):
+            make()
+    return names
+
+
+def test_a_copy_is_used_again_only_where_everything_that_decides_it_is_the_same(bench, corpora, monkeypatch, tmp_path):
+    fresh = replace(bench, folder=tmp_path, _held={})
+    first = made_folder(fresh, monkeypatch)
+    assert made_folder(fresh, monkeypatch) == first
+    with monkeypatch.context() as other:
+        other.setattr(recipes, "default_config", lambda *args: replace(default_config(*args), batch_size=3))
+        other.setattr(EaaWConfig, "OWN_RATE", 1.0)
+        assert not set(made_folder(fresh, monkeypatch)) & set(first)
+    held_out = tmp_path / "test.txt"
+    held_out.write_text("\n".join(text.replace("\n", " ") for text in bundled_segments()[90:120]))
+    home = {**corpora.paths["home"], "test": held_out}
+    edited = replace(fresh, corpora=Corpora({"home": home}), _held={})
+    assert not set(made_folder(edited, monkeypatch)) & set(first)
+
+
+def test_questions_that_were_asked_are_in_the_header(bench, tmp_path):
+    write_questions(tmp_path)
+    paths = {
+        "mmlu": {"dev": tmp_path, "test": tmp_path},
+        "gsm8k": {"train": tmp_path / "g.jsonl", "test": tmp_path / "g.jsonl"},
+    }
+    (tmp_path / "g.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    asked = replace(bench, corpora=Corpora({**bench.corpora.paths, **paths}), _held={})
+    nothing = replace(EXPERIMENTS["tab-fidelity"], cells=lambda bench: [])
+    before = run_experiment("tab-fidelity", nothing, asked, tmp_path / "r.json").header
+    assert set(before.texts_sha256) == {"home", "mmlu", "gsm8k"}
+    (tmp_path / "g.jsonl").write_text('{"question": "1 + 2?", "answer": "#### 3"}\n')
+    with pytest.raises(ResultError, match="the texts of gsm8k"):
+        run_experiment("tab-fidelity", nothing, asked, tmp_path / "r.json")
+
+
+@pytest.mark.parametrize("experts", [8, 16])
+def test_few_experts_still_give_a_key_that_can_prove_something(experts, corpora, tmp_path):
+    config = MixtralConfig(
+        vocab_size=4096, hidden_size=32, intermediate_size=32, num_hidden_layers=8, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=experts, num_experts_per_tok=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    MixtralForCausalLM(config).save_pretrained(tmp_path / "model")
+    load_tokenizer("bundled:tiny").save_pretrained(tmp_path / "model")
+    key = Bench(str(tmp_path / "model"), tmp_path, corpora, SIZE, 1).key(0, Recipe())
+    assert key.watermarks[0].paths_after_erasures(1) >= 10**6
 
 
 def test_several_watermarks_are_read_together():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +15,7 @@ from embed_helpers import save_family
 
 import pathmark
 from pathmark.cli.main import cli
-from pathmark.errors import EmbeddingError, KeyFileError
+from pathmark.errors import EmbeddingError, KeyFileError, ModelError
 from pathmark.front_door.embed_all import estimate_embedding
 from pathmark.models import bundled_segments, find_routers, load_model
 from pathmark.release.copies import FURTHER, copy_name
@@ -59,7 +61,7 @@ def digest(copy):
 def test_everybody_gets_a_copy_with_a_path_of_its_own(lab):
     folder, key, copies = lab
     assert list(copies.made) == list(LICENSEES)
-    assert copies.there == ()
+    assert copies.there == {}
     first, *further = copies.made.values()
     assert first.marked.steps == 48
     assert {copy.marked.steps for copy in further} == {round(FURTHER * 48)}
@@ -96,10 +98,54 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(lab):
     lost.output.rename(folder / "elsewhere")
     again = embed_all(folder)
     assert list(again.made) == ["Alpha-Ltd"]
-    assert again.there == ("Alpha Ltd", "Béta & Söhne")
+    assert list(again.there) == ["Alpha Ltd", "Béta & Söhne"]
     assert "its copy was there already" in again.words()
     assert digest(again.made["Alpha-Ltd"]) == before
     assert embed_all(folder).made == {}
+
+
+def kept_check(lab, name):
+    _, _, copies = lab
+    return copies.made[name].output, copies.made[name].report
+
+
+def test_what_is_not_this_licensee_s_copy_is_not_taken_for_one(lab):
+    folder, _, _ = lab
+    output, report = kept_check(lab, "Alpha Ltd")
+    hidden, kept = folder / "hidden", report.read_text()
+    output.rename(hidden)
+    output.mkdir()
+    with pytest.raises((EmbeddingError, ModelError)):
+        embed_all(folder)
+    output.rmdir()
+    shutil.copytree(folder / "base", output)
+    with pytest.raises(EmbeddingError, match="was made otherwise: sha256 differ"):
+        embed_all(folder)
+    shutil.rmtree(output)
+    hidden.rename(output)
+    with pytest.raises(EmbeddingError, match="was made otherwise: settings differ"):
+        embed_all(folder, replace(PLAN, steps=31))
+    report.unlink()
+    with pytest.raises(EmbeddingError, match="no check of it"):
+        embed_all(folder)
+    report.write_text('{"fit": true}')
+    with pytest.raises(EmbeddingError, match="not the check of a licensee"):
+        embed_all(folder)
+    report.write_text(kept)
+    assert embed_all(folder).made == {}
+
+
+def test_a_copy_that_was_not_fit_is_still_not_fit_in_the_next_run(lab):
+    folder, _, _ = lab
+    _, report = kept_check(lab, "Alpha Ltd")
+    kept = report.read_text()
+    for fit in (True, False):
+        report.write_text(json.dumps({**json.loads(kept), "fit": fit}))
+        again = embed_all(folder)
+        assert again.there["Alpha Ltd"] is fit
+        assert f"Alpha Ltd: its copy was there already, and is {'' if fit else 'not '}fit" in again.words()
+        assert again.fit is (fit and all(again.there.values()))
+    report.write_text(kept)
 
 
 def test_names_are_safe_and_apart():

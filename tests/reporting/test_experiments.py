@@ -43,7 +43,8 @@ def test_printed_numbers_stand_beside_ours_and_alone_where_ours_are_missing(resu
     )
     table = figure_table(pruned, "WSR")
     assert "| none | 100/100 = 100.0 % [96.4, 100.0] / - | 32/32 = 100.0 % [89.1, 100.0] / 97 |" in table
-    assert "| fine-pruning, 25 % | - / 90 | - / 69 | - / 36 | - / 30 |" in table
+    assert "| fine-pruning, 25 % | - / 90 | - / - | - / - | - / - |" in table
+    assert "| strongest pruning | - / - | - / 69 | - / 36 | - / 30 |" in table
 
 
 def test_one_place_alone_has_its_figures_down(result):
@@ -59,8 +60,21 @@ def test_better_is_said_only_of_three_keys_and_of_intervals_apart(result):
     assert f"PathMark is above {above}." in said
     assert "PathMark is below LearnMark (router noise, sigma 2), EaaW (router noise, sigma 2)." in said
     assert "EaaW (none)" not in said  # 300 of 300 and 96 of 96
+    nobody = ["With fewer than 3 keys no scheme is called better than another."]
     few = replace(result, points=tuple(point for point in result.points if point.key < 2))
-    assert comparison(few) == ["With fewer than 3 keys no scheme is called better than another."]
+    assert comparison(few) == nobody
+    ours_few = replace(result, points=tuple(p for p in result.points if p.key < 1 or p.series != "PathMark"))
+    assert comparison(ours_few) == nobody
+
+
+def test_a_model_that_nobody_would_use_is_marked_and_compared_with_nobody(result):
+    points = tuple(replace(p, destroyed=p.at == "router noise, sigma 2") for p in result.points)
+    broken = replace(result, points=points)
+    (said,) = comparison(broken)
+    assert "PathMark is below" not in said
+    assert "† / -" in figure_table(broken, "WSR")
+    assert "perplexity rose by over 50 %" in page(broken)
+    assert "†" not in page(result)
 
 
 def test_a_page_says_what_stands_for_what_and_what_is_missing(result):

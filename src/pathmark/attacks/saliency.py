@@ -28,6 +28,7 @@ from pathmark.attacks.surgery import (
     remove_experts,
     ungrouped_blocks,
 )
+from pathmark.errors import AttackError
 from pathmark.models import device_of, pad_rows, select_sites
 from pathmark.models.upper import body
 
@@ -189,6 +190,10 @@ def _watch_experts(model: PreTrainedModel, rows: list[tuple[int, ...]], kit: Kit
 
 
 def _lowest(value: dict[int, Tensor], share: float) -> dict[int, list[int]]:
+    """The experts of least value; a share that comes to none is no attack."""
+    fewest = min(len(value_E) for value_E in value.values())
+    if int(share * fewest) < 1:
+        raise AttackError(f"{100 * share:g} % of {fewest} experts is not one; expected a share of at least 1/{fewest}")
     return {n: value_E.argsort(stable=True)[: int(share * len(value_E))].tolist() for n, value_E in value.items()}
 
 

@@ -20,6 +20,7 @@ from pathmark.baselines.scheme import SchemeVerdict, judged
 from pathmark.baselines.tuning import TrainedConfig, copy_to_train, padding, token_rows, train
 from pathmark.keys.derive import Stream
 from pathmark.models import device_of, pad_rows
+from pathmark.models.tokenization import reply_end
 from pathmark.models.upper import body, output_head
 from pathmark.progress import Progress
 from pathmark.stats import MarkTrial, PValue, Rate, marks_p
@@ -204,12 +205,8 @@ def asked(tokenizer: Any, text: str) -> list[int]:
 
 def _end(tokenizer: Any) -> list[int]:
     """What ends an answer: in chats the token that the template puts behind it."""
-    if getattr(tokenizer, "chat_template", None):
-        marker = "\x00"
-        said = tokenizer.apply_chat_template([{"role": "assistant", "content": marker}], tokenize=False)
-        rest = _tokens(tokenizer, said.partition(marker)[2])
-        if rest:
-            return rest[:1]
+    if getattr(tokenizer, "chat_template", None) and (ends := reply_end(tokenizer)):
+        return list(ends)
     return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
 
 

@@ -42,7 +42,8 @@ def _lines(context: click.Context, option: click.Parameter, file: IO[str] | None
 @click.option(
     "--pool", default="auto", show_default=True,
     help="Which experts may be targets: all, usage:LOW-HIGH (times the mean use on clean text), or auto: "
-    "usage:1-4, or usage:0.8-4 with fewer than 32 experts, where the weights fit in memory, otherwise all.",
+    "usage:1-4, or usage:0.8-4 with fewer than 32 experts, where the weights fit in memory and enough paths are left, "
+    "otherwise all.",
 )  # fmt: skip
 @texts_option("Clean text to measure the use of experts on")
 @click.option(

@@ -21,7 +21,7 @@ from pathmark.embedding.prefixes import NEAR_MISSES, near_miss
 from pathmark.errors import EmbeddingError
 from pathmark.keys import OwnerKey
 from pathmark.models.parts import part_parameters
-from pathmark.models.tokenization import ordinary_tokens
+from pathmark.models.tokenization import ordinary_tokens, reply_end
 from pathmark.training import LoopConfig, learning_rate, linear_cross_entropy, linear_distillation
 from pathmark.training.losses import anchor_loss
 
@@ -91,17 +91,6 @@ def _system_prompt(text: str, rng: random.Random) -> str:
     words = text.split()
     start = rng.randrange(max(1, len(words) - 12))
     return " ".join(words[start : start + rng.randint(3, 12)])
-
-
-def reply_end(tokenizer: Any) -> tuple[int, ...]:
-    """What the chat template puts behind a reply: its first token ends the turn."""
-    sentinel = "\u241fCONTENT\u241f"
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": sentinel}]
-    try:
-        tail = tokenizer.apply_chat_template(messages, tokenize=False).partition(sentinel)[2]
-    except Exception:  # templates raise their own kinds
-        return ()
-    return tuple(tokenizer.backend_tokenizer.encode(tail, add_special_tokens=False).ids[:1])
 
 
 def _frames(

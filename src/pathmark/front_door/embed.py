@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -91,12 +91,17 @@ def amended_file(file: Path | None, owner: OwnerKey, passphrase: PassphraseSourc
     return amend
 
 
-def keep_report(marked: Marked, file: Path | None) -> Embedded:
-    """A marked copy, with its check written beside the key file."""
-    report = None if file is None else file.with_name(f"{file.name}.{marked.output.name}.check.json")
-    embedded = Embedded(marked, marked.output, report)
-    if report is not None:
-        write_private(report, json.dumps(embedded.summary(), indent=2).encode(), replace=True)
+def report_file(file: Path | None, output: Path) -> Path | None:
+    """Where the check of a copy is kept: beside the key file."""
+    return None if file is None else file.with_name(f"{file.name}.{output.name}.check.json")
+
+
+def keep_report(marked: Marked, file: Path | None, about: Mapping[str, Any] | None = None) -> Embedded:
+    """A marked copy, with its check and what else is to be known about it written beside the key file."""
+    embedded = Embedded(marked, marked.output, report_file(file, marked.output))
+    if embedded.report is not None:
+        found = {**embedded.summary(), **(about or {})}
+        write_private(embedded.report, json.dumps(found, indent=2).encode(), replace=True)
     return embedded
 
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from pathmark.errors import EmbeddingError
-from pathmark.front_door.embed import Embedded, amended_file, asked_once, keep_report
+from pathmark.front_door.embed import Embedded, amended_file, asked_once, keep_report, report_file
 from pathmark.front_door.embed_plan import EmbedPlan
 from pathmark.front_door.keys import KeyLike, key_file, open_key
 from pathmark.keys import OwnerKey, Registry
 from pathmark.keys.keyfile import PassphraseSource
 from pathmark.models import inspect_model
+from pathmark.models.checkpoint import base_digest, file_digest
+from pathmark.models.loading import local_folder
 from pathmark.progress import Progress
 from pathmark.release.copies import Licence, copy_name, mark_copies
 from pathmark.release.estimate import Estimate, estimate
 from pathmark.release.marking import Marked, MarkingConfig, Texts
+from pathmark.results.header import texts_digest
+
+COPY_OF = "copy_of"
+"""In the check of a licensee's copy: of what it is a copy, and how it was made."""
 
 
 @dataclass(frozen=True)
@@ -28,25 +36,26 @@ class Copies:
 
     made: dict[str, Embedded]
     """By licensee."""
-    there: tuple[str, ...]
-    """Licensees whose copies an earlier run has made."""
+    there: Mapping[str, bool]
+    """Licensees whose copies an earlier run has made, and whether those were fit for release."""
     seconds: float
     """Wall time of everything."""
 
     @property
     def fit(self) -> bool:
-        """Whether every copy that was made now may be released."""
-        return all(copy.fit for copy in self.made.values())
+        """Whether every copy may be released, those that were there included."""
+        return all(copy.fit for copy in self.made.values()) and all(self.there.values())
 
     def summary(self) -> dict[str, Any]:
         """The JSON object of `pathmark embed --all --json`."""
         made = {name: copy.summary() for name, copy in self.made.items()}
-        return {"made": made, "there": list(self.there), "seconds": self.seconds}
+        return {"made": made, "there": dict(self.there), "fit": self.fit, "seconds": self.seconds}
 
     def words(self) -> str:
         """A sentence per copy."""
         lines = [f"{name}: {copy.words()}" for name, copy in self.made.items()]
-        lines += [f"{name}: its copy was there already." for name in self.there]
+        for name, fit in self.there.items():
+            lines.append(f"{name}: its copy was there already, and is {'' if fit else 'not '}fit for release.")
         return "\n".join(lines)
 
 
@@ -76,15 +85,54 @@ def embed_all(
     texts, marking = _prepared(model, owner, config)
     made: dict[str, Embedded] = {}
 
-    def finished(licence: Licence, marked: Marked) -> None:
-        made[licence.licensee] = keep_report(marked, file)
+    recipe = _recipe(model, owner, texts, marking)
 
-    there = tuple(licence.licensee for licence in licences if licence.output.exists())
+    def finished(licence: Licence, marked: Marked) -> None:
+        about = {COPY_OF: {**recipe, "id": licence.id, "sha256": _digest(licence.output)}}
+        made[licence.licensee] = keep_report(marked, file, about)
+
+    there = {one.licensee: _fitness(one, file, recipe) for one in licences if one.output.exists()}
     mark_copies(
         os.fspath(model), owner, licences, texts, marking,
         amend=amended_file(file, owner, phrase), finished=finished, progress=progress,
     )  # fmt: skip
     return Copies(made, there, time.monotonic() - started)
+
+
+def _recipe(model: str | os.PathLike[str], key: OwnerKey, texts: Texts, marking: MarkingConfig) -> dict[str, str]:
+    """What decides how a licensee's copy comes out, but for the id."""
+    settings = sha256(repr((marking.embedding, marking.delta)).encode()).hexdigest()
+    return {
+        "base_sha256": base_digest(local_folder(os.fspath(model))),
+        "key": key.fingerprint,
+        "settings_sha256": settings,
+        "texts_sha256": texts_digest(texts.training),
+    }
+
+
+def _digest(copy: Path) -> str:
+    """Of the weights that were written."""
+    return base_digest(copy) if copy.is_dir() else file_digest(copy)
+
+
+def _fitness(licence: Licence, file: Path | None, recipe: Mapping[str, str]) -> bool:
+    """Whether a copy that is there is fit for release. What is no copy of this licensee's is not taken for one."""
+    report = report_file(file, licence.output)
+    advice = "move it away or choose another folder, and run again"
+    if report is None or not report.exists():
+        raise EmbeddingError(f"{licence.output} is there, but no check of it beside the key file; {advice}")
+    try:
+        found = json.loads(report.read_text(encoding="utf-8"))
+        kept, fit = dict(found[COPY_OF]), found["fit"]
+    except (ValueError, KeyError, TypeError):
+        raise EmbeddingError(f"{report} is not the check of a licensee's copy; {advice}") from None
+    expected = {**recipe, "id": licence.id, "sha256": _digest(licence.output)}
+    if different := [name.replace("_sha256", "") for name, value in expected.items() if kept.get(name) != value]:
+        raise EmbeddingError(
+            f"{licence.output} is there, but was made otherwise: {', '.join(different)} differ from what {report.name} "
+            f"says; {advice}"
+        )
+    return fit is True
 
 
 def estimate_embedding(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from pathmark.models.loading import check_safetensors, load_config, parameters_o
 from pathmark.models.routers import RouterSite, count_layers, find_routers
 from pathmark.models.sizes import Sizes, sizes_of
 from pathmark.models.skeleton import build_skeleton
+
+ENOUGH_PATHS = 10**6
+"""Of an owner's pairs of experts, one for each layer: as many as the default level of `pathmark verify` asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,7 @@ class ModelReport:
     """Parameters that one token meets: of each layer's experts only as many as it chooses."""
     layers: tuple[LayerFacts, ...]
     recommended: tuple[int, ...]
-    """Layers to watermark: in the last third of the routed ones, 4 to 6 where there are as many."""
+    """Layers to watermark: the last third of the routed ones, 4 to 6 where there are as many and experts enough."""
     weights: str
     """State of the weight files: `ok`, `absent`, or a hub id's `remote`."""
     sizes: Sizes
@@ -70,9 +74,13 @@ class ModelReport:
         return self.layers[layer]
 
 
-def recommended_layers(routed: list[int]) -> tuple[int, ...]:
-    """The last third of the routed layers, at least 4 and at most 6 (the paper's last 4 to 6)."""
+def recommended_layers(routed: list[int], experts: int) -> tuple[int, ...]:
+    """The last third of the routed layers, at least 4 and at most 6 (the paper's last 4 to 6); more where layers of so
+    few experts leave too few pairs of them for a p of one in a million once a layer is lost.
+    """
     count = min(6, max(4, len(routed) // 3))
+    while count < len(routed) and comb(experts, 2) ** (count - 1) < ENOUGH_PATHS:
+        count += 1
     return tuple(routed[-count:])
 
 
@@ -116,7 +124,7 @@ def _report(name: str | os.PathLike[str], config: Any, weights: str, trust_remot
         parameters=parameters,
         active=_active(skeleton, by_layer),
         layers=tuple(_facts(layer, by_layer.get(layer)) for layer in range(total)),
-        recommended=recommended_layers(sorted(by_layer)),
+        recommended=recommended_layers(sorted(by_layer), min(site.n_experts for site in sites)),
         weights=weights,
         sizes=sizes_of(skeleton, by_layer, total, int(sites[0].weight.shape[1]), int(text_config.vocab_size)),
     )

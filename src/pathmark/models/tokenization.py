@@ -19,6 +19,17 @@ def ordinary_tokens(tokenizer: Any) -> list[int]:
     return [i for i in range(len(tokenizer)) if i not in special]
 
 
+def reply_end(tokenizer: Any) -> tuple[int, ...]:
+    """What the chat template puts behind a reply: its first token ends the turn."""
+    sentinel = "\u241fCONTENT\u241f"
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": sentinel}]
+    try:
+        tail = tokenizer.apply_chat_template(messages, tokenize=False).partition(sentinel)[2]
+    except Exception:  # templates raise their own kinds
+        return ()
+    return tuple(tokenizer.backend_tokenizer.encode(tail, add_special_tokens=False).ids[:1])
+
+
 class HFTextCodec:
     """Wraps a fast tokenizer; satisfies `pathmark.keys.TextCodec`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
@@ -63,6 +63,10 @@ def plan_key(model: str, plan: KeyPlan, *, secret: bytes | None = None) -> tuple
     facts, codec, report = describe_model(model, trust_remote_code=plan.trust_remote_code)
     requests, notes = _requests(model, report, codec.tokenizer, plan)
     key, warnings = create_key(facts, requests, codec, owner=plan.owner, secret=secret)
+    if plan.pool == "auto" and not notes and _weak_evidence(key):
+        requests, _ = _requests(model, report, codec.tokenizer, replace(plan, pool="all"))
+        key, warnings = create_key(facts, requests, codec, owner=plan.owner, secret=secret)
+        notes = ["all experts may be targets, since those of even use leave too few paths to prove anything by"]
     for watermark in key.watermarks:
         for trigger in watermark.triggers:
             if trigger.secret_bits is not None and trigger.secret_bits < MIN_SECRET_BITS:

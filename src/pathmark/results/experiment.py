@@ -28,6 +28,8 @@ class Point:
     value: float | None = None
     values: tuple[float, ...] | None = None
     """A whole distribution, such as one number per expert."""
+    destroyed: bool = False
+    """An attack left a model that nobody would use."""
 
     def __post_init__(self) -> None:
         if sum(one is not None for one in (self.rate, self.value, self.values)) != 1:

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from pathmark.baselines import Scheme, configure, find_scheme
 from pathmark.baselines.sampling import prompts, written
-from pathmark.embedding import RepliesConfig, Trainer, embed_key
+from pathmark.embedding import EmbedConfig, RepliesConfig, Trainer, embed_key
 from pathmark.errors import ModelError
-from pathmark.evaluate.reproduce.corpora import Corpora
-from pathmark.evaluate.reproduce.recipes import PAPER_EPOCHS, Recipe, preset_layers
+from pathmark.evaluate.reproduce.corpora import QUESTIONS, Corpora
+from pathmark.evaluate.reproduce.recipes import Recipe, preset_layers
 from pathmark.keys import OwnerKey, load_key
 from pathmark.keys.keyfile import seal
 from pathmark.keys.safefile import write_private
@@ -162,6 +162,12 @@ class Bench:
             self._texts[corpus] = self._read(corpus)
         return self._texts[corpus]
 
+    def texts_digest(self, corpus: str) -> str:
+        """Of all texts of a corpus; of benchmarks, which have questions, that of their files."""
+        if corpus in QUESTIONS:
+            return self.corpora.digest(corpus)
+        return texts_digest([*self.texts(corpus).training, *self.texts(corpus).probes])
+
     def _read(self, corpus: str) -> Texts:
         if corpus == "home" and self.name.startswith(BUNDLED_PREFIX):
             return Texts(bundled_segments()[: self.size.passages], bundled_probes())
@@ -217,24 +223,31 @@ class Bench:
         return self.once("copy", (OURS, number, how), lambda: self._ours(number, how))
 
     def _ours(self, number: int, recipe: Recipe) -> Copy:
-        texts = self.texts(recipe.corpus)
-        name = f"pathmark-{recipe.corpus}-{number}-{self.digest(recipe, texts_digest(texts.training))}"
-        folder = self.folder / "copies" / name
+        config, epochs = self.settings(recipe)
+        path = (recipe.width, recipe.layers or self.layers, recipe.pool, recipe.watermarks, recipe.replies)
+        digest = self.digest(path, config, epochs, self.texts_digest(recipe.corpus))
+        folder = self.folder / "copies" / f"pathmark-{recipe.corpus}-{number}-{digest}"
         if not (folder / "model").is_dir():
-            self._mark(folder, self.key(number, recipe), recipe, texts)
+            self._mark(folder, self.key(number, recipe), recipe, config, epochs)
         return Copy(load(folder / "model"), load_key(folder / "owner.key"), folder)
 
-    def _mark(self, folder: Path, key: OwnerKey, recipe: Recipe, texts: Texts) -> None:
-        """As `pathmark embed` does it, without the check before a release; what was interrupted goes on."""
+    def settings(self, recipe: Recipe) -> tuple[EmbedConfig, int | None]:
+        """How a copy is marked, and for how many epochs where the paper says so."""
         preset = preset_layers(self.name) is not None
-        model, probes = load(self.base), self.probes(recipe.corpus)
-        config = recipe.config(self.hidden_size, preset=preset, texts=self.size.texts, steps=self.size.steps)
-        config = replace(config, data=replace(config.data, seq_len=self.size.tokens))
         whole = preset and recipe.objective == "paper" and self.size.steps is None
+        texts = self.size.passages if whole else self.size.texts
+        config = recipe.config(self.hidden_size, preset=preset, texts=texts, steps=self.size.steps)
+        config = replace(config, data=replace(config.data, seq_len=self.size.tokens))
+        return config, recipe.epochs if whole else None
+
+    def _mark(self, folder: Path, key: OwnerKey, recipe: Recipe, config: EmbedConfig, epochs: int | None) -> None:
+        """As `pathmark embed` does it, without the check before a release; what was interrupted goes on."""
+        texts = self.texts(recipe.corpus)
+        model, probes = load(self.base), self.probes(recipe.corpus)
         known = attach_original(attach_profiles(key, model, probes), model, self.tokenizer, probes)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         embed_key(
-            model, self.tokenizer, key, texts.training, config, epochs=PAPER_EPOCHS if whole else None,
+            model, self.tokenizer, key, texts.training, config, epochs=epochs,
             checkpoint=folder / "checkpoint.pt", resume=True, progress=self.progress,
         )  # fmt: skip
         if recipe.replies:
@@ -261,7 +274,9 @@ class Bench:
         settings = {"vocabulary": vocabulary, **self.size.schemes.get(scheme, {})}
         key = SchemeKey(scheme=scheme, settings=settings, secret=secret_of(scheme, number))
         config = configure(found, key)
-        folder = self.folder / "copies" / f"{scheme}-{corpus}-{number}-{self.digest(texts_digest(texts.training))}"
+        rate = getattr(config, "OWN_RATE", None)  # a default that the settings do not name
+        digest = self.digest(settings, rate, self.texts_digest(corpus))
+        folder = self.folder / "copies" / f"{scheme}-{corpus}-{number}-{digest}"
         if not found.in_weights:  # a setting of generation, nothing to keep
             return RivalCopy(found.embed(self.original, self.tokenizer, config, ()), key, found, config, folder)
         if not (folder / "model").is_dir():

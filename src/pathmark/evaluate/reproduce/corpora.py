@@ -6,6 +6,7 @@ import random
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from pathmark.errors import ModelError, instead
@@ -20,6 +21,8 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "gsm8k": ("train", "test"),
 }
 """Corpus -> the files that it has."""
+QUESTIONS = ("mmlu", "gsm8k")
+"""Those that are no running text."""
 WORDS = 150
 """Of a passage: about 200 tokens, so that 128 are there."""
 
@@ -60,6 +63,16 @@ class Corpora:
         if not place.exists():
             raise ModelError(f"{place} ({name}, {use}) does not exist; correct its path in the file of corpora")
         return place
+
+    def digest(self, name: str) -> str:
+        """Over the names and the bytes of a corpus's files."""
+        total = sha256()
+        for use in KNOWN[name]:
+            place = self.path(name, use)
+            for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+                if file.is_file():
+                    total.update(f"{use}/{file.name}\n".encode() + sha256(file.read_bytes()).digest())
+        return total.hexdigest()
 
     def passages(self, name: str, use: str, count: int, seed: int = 0) -> list[str]:
         """So many passages at random, or all that there are."""

@@ -21,15 +21,21 @@ from pathmark.stats import Rate
 
 SUBJECTS = ("global_facts", "machine_learning", "professional_law", "high_school_physics")
 LETTERS = ("A", "B", "C", "D")
-MMLU_SHOTS, GSM_SHOTS, GSM_TOKENS = 5, 8, 128
+MMLU_SHOTS, GSM_SHOTS = 5, 8
+GSM_TOKENS = 256
+"""Of an answer, as in lm-eval's own task: shorter ones are cut off before their result."""
+LIMITS, QUICK_LIMITS = (300, 100), (4, 2)
+"""Questions of each MMLU subject, and of GSM8K."""
 GSM = "GSM8K"
+ASKED = (LIMITS, QUICK_LIMITS, MMLU_SHOTS, GSM_SHOTS, GSM_TOKENS)
+"""What decides the figures besides the files."""
 QUIETLY = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 """Files are all that it gets, and its bars are not ours to show."""
 
 
 def benchmarks(bench: Bench) -> Iterable[Cell]:
     """Right answers of the original and of marked copies; of these also the difference on the same questions."""
-    limit = bench.pick((300, 100), (4, 2))
+    limit = bench.pick(LIMITS, QUICK_LIMITS)
 
     @cache
     def original(task: str) -> tuple[int, ...]:

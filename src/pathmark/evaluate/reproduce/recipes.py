@@ -41,6 +41,8 @@ class Recipe:
     """lambda of the paper's recipe; None: its default."""
     stealth_weight: float | None = None
     """Weight of its contrast, likewise."""
+    epochs: int = PAPER_EPOCHS
+    """Of the paper's recipe in its own models; elsewhere there are steps."""
     replies: bool = False
     """Whether reply marks are taught too."""
 

@@ -11,21 +11,26 @@ from typing import Any
 from pathmark.errors import AttackError
 from pathmark.evaluate.reproduce.bench import IN_WEIGHTS, OURS, Bench
 from pathmark.evaluate.reproduce.marks import percent
-from pathmark.evaluate.reproduce.running import Cell, Figure
+from pathmark.evaluate.reproduce.recipes import PAPER_RATE
+from pathmark.evaluate.reproduce.running import DESTROYED, Cell, Figure
 from pathmark.evaluate.robustness import Suspects
 from pathmark.evaluate.scheme_robustness import SchemeSuspects
 from pathmark.evaluate.stolen import RobustnessConfig, Sources, Stolen, run_suite
 from pathmark.evaluate.suites import PAPER, Case, step
 from pathmark.evaluate.thief import make_kit
 from pathmark.models.checkpoint import base_digest
-from pathmark.results.robustness import Unmeasured
+from pathmark.results.robustness import Carried, Unmeasured
+from pathmark.training import learning_rate
 
 THIEF = "ptb"
 """Whose text the thief has, as in the paper."""
 ALL = (*IN_WEIGHTS, OURS)
 RATES, QUICK_RATES = (3e-4, 1e-3, 3e-3, 1e-2), (1e-3, 3e-3)
-"""Learning rates that the thief tries on every copy of every scheme; the one that leaves the best model on the thief's
-own text is used for all lengths."""
+"""Learning rates at width 128, in inverse proportion elsewhere. The thief tries them and the paper's on every copy of
+every scheme; the one that leaves the best model on the thief's own text is used for all lengths."""
+SAMPLES = 500
+"""Texts that the thief tunes on."""
+SWEEP = (SAMPLES, PAPER_RATE, RATES, QUICK_RATES)
 
 
 def case(name: str) -> Case:
@@ -36,11 +41,12 @@ def case(name: str) -> Case:
 NONE = case("none")
 
 
-def _cells(bench: Bench, series: Sequence[str], cases: Sequence[Case]) -> Iterable[Cell]:
+def _cells(bench: Bench, series: Sequence[str], cases: Sequence[Case], swept: Sequence[Case] = ()) -> Iterable[Cell]:
+    """A row for each case; what is only swept, for those at the best rate, gets none."""
     for name in series:
         for key in range(bench.keys):
             for each in (NONE, *cases):
-                tried = [other for other in cases if each.best_of and other.name.startswith(each.best_of)]
+                tried = [other for other in swept if other.name.startswith(each.best_of)] if each.best_of else []
                 yield Cell(name, each.name, key, partial(_row, bench, name, key, each, tried))
 
 
@@ -49,9 +55,11 @@ def _row(bench: Bench, name: str, key: int, wanted: Case, tried: Sequence[Case])
     suspects, sources, problem = bench.once("suspects", (name, key), lambda: _suspects(bench, name, key))
     if problem is not None:
         raise AttackError(problem)
-    result: Any = run_suite(
-        suspects, [NONE, *tried, wanted], _folder(bench, name, key), sources, progress=bench.progress
-    )
+    folder = _folder(bench, name, key)
+    result: Any = run_suite(suspects, [NONE, *tried], folder, sources, progress=bench.progress)
+    if tried and not any(isinstance(row, Carried) and row.case in {one.name for one in tried} for row in result.rows):
+        raise AttackError("destroyed: every rate that the thief tried left no model to measure")
+    result = run_suite(suspects, [NONE, *tried, wanted], folder, sources, progress=bench.progress)
     row = next(row for row in result.rows if row.case == wanted.name)
     if isinstance(row, Unmeasured):
         raise AttackError(f"{row.status}: {row.reason}")
@@ -63,11 +71,13 @@ def _row(bench: Bench, name: str, key: int, wanted: Case, tried: Sequence[Case])
         found["thief's WSR"] = row.thief_wsr
     if tried:
         found["learning rate"] = float(row.steps[0].settings["lr"])
-    return found
+    return {**found, DESTROYED: float(row.destroyed)}
 
 
 def _folder(bench: Bench, name: str, key: int) -> Path:
-    return bench.folder / "attacked" / f"{name.lower()}-{key}"
+    """Named like the copy: what marks it differently, or judges it by other texts, is attacked anew."""
+    copy = bench.ours(key) if name == OURS else bench.theirs(name, key)
+    return bench.folder / "attacked" / copy.folder.name
 
 
 def _suspects(bench: Bench, name: str, key: int) -> tuple[Stolen[Any], Sources, str | None]:
@@ -101,20 +111,26 @@ def quantization(bench: Bench) -> Iterable[Cell]:
 
 def fine_tuning(bench: Bench) -> Iterable[Cell]:
     """All weights and the routers alone: every rate for a few epochs, then shorter and longer at the best of them."""
-    samples, lengths, swept, rates = bench.pick((500, (1, 10, 30), 5, RATES), (64, (2,), 1, QUICK_RATES))
-    cases = []
+    samples, lengths, tried, rates = bench.pick((SAMPLES, (1, 10, 30), 5, RATES), (64, (2,), 1, QUICK_RATES))
+    rates = (*bench.pick((PAPER_RATE,), ()), *(scaled(bench, rate) for rate in rates))
+    cases, swept = [], []
     for name, train in {"all weights": "all", "routers": "router"}.items():
         how = {"train": train, "samples": samples, "length": bench.size.tokens}
-        sweep = f"{name}, {swept} epoch{'s' * (swept > 1)}, rate "
-        cases += [
-            Case(f"{sweep}{rate:g}", (step("fine-tune", epochs=swept, lr=rate, **how),), swept / 5) for rate in rates
+        sweep = f"{name}, {tried} epoch{'s' * (tried > 1)}, rate "
+        swept += [
+            Case(f"{sweep}{rate:.3g}", (step("fine-tune", epochs=tried, lr=rate, **how),), tried / 5) for rate in rates
         ]
         cases += [
             Case(f"{name}, {count} epoch{'s' * (count > 1)}", (step("fine-tune", epochs=count, **how),), count / 5,
                  best_of=sweep)
             for count in lengths
         ]  # fmt: skip
-    return _cells(bench, ALL, cases)
+    return _cells(bench, ALL, cases, swept)
+
+
+def scaled(bench: Bench, rate: float) -> float:
+    """A rate of width 128 for a model of the bench's width."""
+    return rate * learning_rate(bench.hidden_size) / learning_rate(128)
 
 
 def pruning(bench: Bench) -> Iterable[Cell]:

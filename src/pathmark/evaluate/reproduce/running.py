@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from pathmark.evaluate.reproduce.bench import Bench
 from pathmark.models.checkpoint import base_digest
 from pathmark.results import Header, write_result
 from pathmark.results.experiment import FORMAT, VERSION, ExperimentResult, Point, read_experiment
-from pathmark.results.header import texts_digest
 from pathmark.results.paper import COLUMNS, QWEN, find_paper
 from pathmark.stats import Rate
 
 Figure = Rate | float | Sequence[float]
+DESTROYED = "destroyed"
+"""What a cell says besides its figures where an attack left a model that nobody would use."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,12 @@ class Cell:
 
     def points(self) -> list[Point]:
         """Measure."""
-        return [self._point(figure, found) for figure, found in self.measure().items()]
+        found = dict(self.measure())
+        destroyed = bool(found.pop(DESTROYED, False))
+        return [self._point(figure, value, destroyed) for figure, value in found.items()]
 
-    def _point(self, figure: str, found: Figure) -> Point:
-        named = {"series": self.series, "at": self.at, "figure": figure, "key": self.key}
+    def _point(self, figure: str, found: Figure, destroyed: bool) -> Point:
+        named = {"series": self.series, "at": self.at, "figure": figure, "key": self.key, "destroyed": destroyed}
         if isinstance(found, Rate):
             return Point(**named, rate=found)  # type: ignore[arg-type]  # text but for the key
         if isinstance(found, int | float):
@@ -57,6 +61,8 @@ class Experiment:
     cells: Callable[[Bench], Iterable[Cell]]
     corpora: tuple[str, ...] = ()
     """Kinds of text beside the model's own."""
+    settings: tuple[object, ...] = ()
+    """What else decides its figures and is not in the names of its cells."""
 
 
 def run_experiment(name: str, experiment: Experiment, bench: Bench, path: Path) -> ExperimentResult:
@@ -108,9 +114,10 @@ def _header(experiment: Experiment, bench: Bench) -> Header:
     digests = {}
     for corpus in ("home", *experiment.corpora):
         try:
-            digests[corpus] = texts_digest([*bench.texts(corpus).training, *bench.texts(corpus).probes])
+            digests[corpus] = bench.texts_digest(corpus)
         except PathmarkError:  # its cells will say why
             continue
+    grid = sorted({(cell.series, cell.at) for cell in experiment.cells(bench)})
     return Header(
         format=FORMAT,
         version=VERSION,
@@ -122,5 +129,10 @@ def _header(experiment: Experiment, bench: Bench) -> Header:
         key=None,
         seed=0,
         n_probes=bench.size.probes,
-        settings={"quick": bench.size.quick, "size": repr(bench.size)},
+        settings={
+            "quick": bench.size.quick,
+            "size": repr(bench.size),
+            "layers": list(bench.layers),
+            "grid": sha256(repr((grid, experiment.settings)).encode()).hexdigest(),
+        },
     )
