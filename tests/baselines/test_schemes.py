@@ -32,9 +32,9 @@ QUICK = {
     "kgw": {"samples": 8, "tokens": 50, "prompt_tokens": 8},
     "learnmark": {
         "samples": 12,
-        "tokens": 60,
+        "tokens": 160,
         "prompt_tokens": 8,
-        "steps": 40,
+        "steps": 60,
         "lr": 0.02,
         "length": 48,
         "batch_size": 8,

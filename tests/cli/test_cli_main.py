@@ -50,6 +50,16 @@ def test_an_interrupted_run_is_no_acquittal(failing, capsys, error):
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("processes", "rank", "told"), [("1", "0", False), ("2", "0", True), ("2", "1", False)])
+def test_the_first_of_several_processes_says_that_torchrun_s_status_is_no_verdict(
+    failing, capsys, monkeypatch, processes, rank, told
+):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    monkeypatch.setenv("RANK", rank)
+    assert failing(KeyFileError("no key")) == 2
+    assert ("its status is no verdict" in capsys.readouterr().err) is told
+
+
 def test_wrong_words_end_with_2(failing, capsys):
     assert failing(None, "--number", "many") == 2
     error = capsys.readouterr().err

@@ -104,6 +104,14 @@ def main() -> None:
     """
     _quiet_libraries()
     try:
+        _run()
+    except SystemExit as ended:
+        _warn_of_torchrun(ended.code)
+        raise
+
+
+def _run() -> NoReturn:
+    try:
         sys.exit(cli.main(prog_name="pathmark", standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
@@ -117,6 +125,17 @@ def main() -> None:
             raise
         _write_crash(error)
         _end(_one_line(error), 2)
+
+
+def _warn_of_torchrun(code: object) -> None:
+    """torchrun ends with 1, our "not marked", whatever its processes end with: nobody may take that for a verdict."""
+    if code in (0, None) or int(os.environ.get("WORLD_SIZE", 1)) < 2 or os.environ.get("RANK") != "0":
+        return
+    click.echo(
+        f"pathmark: this ended with exit code {code}. torchrun says 1 whatever it was, so its status is no verdict: read "
+        "what is printed here, or use --json",
+        err=True,
+    )
 
 
 def _end(said: str, code: int) -> NoReturn:
