@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from pathmark.embedding import default_config
 from pathmark.errors import ModelError
 from pathmark.front_door.plan import parse_devices
 from pathmark.models.inspection import inspect_known, presets
-from pathmark.release.plan import Devices, plan_embedding, streamed_memory
+from pathmark.release.plan import Devices, _activations, plan_embedding, streamed_memory
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "big-checkpoint.json"
 PUBLISHED = {"Qwen1.5-MoE-A2.7B": 14.3, "Mixtral-8x7B": 46.7, "Phi-3.5-MoE": 41.9, "Qwen3-30B-A3B": 30.5}
@@ -29,9 +30,34 @@ def test_the_papers_models_are_known_by_name(name):
     embed = found["jobs"]["embed"]
     assert embed["fits"]
     assert embed["device_bytes"] < sum(embed["memory_parts"].values())
-    assert embed["hours"] == pytest.approx(sum(embed["operations"].values()) / (8 * 100e12) / 3600)
+    whole = embed["memory_parts"]["weights"]
+    assert embed["spread"] is (whole > 80e9)
+    total, cache = sum(embed["operations"].values()), embed["operations"]["lower layers"]
+    operations = total if embed["spread"] else cache + (total - cache) / 8
+    assert embed["hours"] == pytest.approx(operations / 100e12 / 3600)
+    if not embed["spread"]:  # every process opens the whole model
+        assert embed["device_bytes"] > whole
+        assert found["jobs"]["verify"]["device_bytes"] > whole
     assert inspect_known(f"somebody/{name}") is not None
     assert presets().keys() == PUBLISHED.keys()
+
+
+def test_one_device_after_the_other_is_no_faster_and_several_processes_are():
+    def hours(job, devices):
+        found = pathmark.plan("Mixtral-8x7B", pathmark.PlanConfig(devices=devices, tflops=100)).summary()["jobs"][job]
+        return found["hours"], found["processes"]
+
+    alone, several, spread = (hours("verify", devices) for devices in ("1x200GB", "4x200GB", "4x80GB"))
+    assert several == (pytest.approx(alone[0] / 4), 4)
+    assert spread == (pytest.approx(alone[0]), 1)
+    assert hours("robustness", "8x200GB")[1] == 1
+
+
+def test_shared_experts_leave_activations_too():
+    sizes = inspect_known("Qwen1.5-MoE-A2.7B").sizes
+    layer = sizes.layers[0]
+    without = replace(layer, rest=0)
+    assert _activations(sizes, layer) - _activations(sizes, without) == 4 * sizes.hidden + 5 * 5633
 
 
 def test_devices_are_read_and_nonsense_is_refused():

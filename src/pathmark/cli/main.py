@@ -132,8 +132,8 @@ def _warn_of_torchrun(code: object) -> None:
     if code in (0, None) or int(os.environ.get("WORLD_SIZE", 1)) < 2 or os.environ.get("RANK") != "0":
         return
     click.echo(
-        f"pathmark: this ended with exit code {code}. torchrun says 1 whatever it was, so its status is no verdict: read "
-        "what is printed here, or use --json",
+        f"pathmark: this ended with exit code {code}. torchrun says 1 whatever it was, so its status is no verdict: "
+        "read what is printed here, or use --json",
         err=True,
     )
 

@@ -88,6 +88,8 @@ class Planned:
                     "device_bytes": job.per_device(self.devices),
                     "fits": self.devices.memory is None or job.per_device(self.devices) <= self.devices.memory,
                     "hours": job.seconds(self.rate, self.devices) / 3600,
+                    "spread": job.spread(self.devices),
+                    "processes": job.workers(self.devices),
                 }
                 for job in self.jobs
             },
@@ -95,12 +97,18 @@ class Planned:
 
     def words(self) -> str:
         """One paragraph for people."""
+        spread = [job.name for job in self.jobs if job.spread(self.devices)]
+        lies = (
+            f" One device cannot hold what {' and '.join(spread)} need{'s' * (len(spread) == 1)}, so the model lies over all "
+            "of them in one process: more devices are no faster."
+            if spread else ""
+        )  # fmt: skip
         how = "as fast as this machine multiplies matrices" if self.measured else "as stated"
         return (
             f"{self.source} has {self.parameters / 1e9:.1f} billion parameters, of which a token meets "
             f"{self.active / 1e9:.1f}. At {self.rate / 1e12:.3g} TFLOP/s per device, {how}; real runs take longer by "
             f"what does not multiply. On one machine that leaves on disk what does not change, an embedding takes "
-            f"{self.streamed / 1e9:.1f} GB of memory. Formulae: docs/planning.md."
+            f"{self.streamed / 1e9:.1f} GB of memory.{lies} Formulae: docs/planning.md."
         )
 
 
@@ -169,10 +177,14 @@ def parse_devices(text: str | None, weight_bytes: int) -> Devices:
 @cache
 def speed() -> float:
     """Multiplications and additions per second, measured once for a tenth of a second."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    square = torch.ones(512, 512, device=device)
+    on_cuda = torch.cuda.is_available()
+    size, batch = (4096, 8) if on_cuda else (512, 1)
+    square = torch.ones(size, size, device="cuda" if on_cuda else "cpu", dtype=torch.bfloat16 if on_cuda else None)
+    (square @ square)[0, 0].item()  # the first one also starts the library
     done, started = 0, time.perf_counter()
     while (passed := time.perf_counter() - started) < 0.1:
-        (square @ square)[0, 0].item()
-        done += 1
-    return float(2 * 512**3 * done / passed)
+        for _ in range(batch):
+            product = square @ square
+        product[0, 0].item()  # a GPU is asked only now and then whether it is done
+        done += batch
+    return float(2 * size**3 * done / passed)

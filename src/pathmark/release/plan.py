@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pathmark.embedding import EmbedConfig
 from pathmark.embedding.climbing import BANK
@@ -47,28 +47,46 @@ class Job:
 
     name: str
     parts: Mapping[str, int]
-    """Part of the memory -> bytes, over all devices; those of `shared` once per device."""
+    """Part of the memory -> bytes, on one device."""
     shared: tuple[str, ...]
+    """Parts that every device has whole."""
     tokens_per_step: int
     operations: Mapping[str, float]
     """Phase -> operations."""
     disk: int
+    processes: Literal["sharded", "copies", "one"]
+    """What several devices do: a shard of the training each, texts of its own each on a whole copy, or nothing more."""
     host: Mapping[str, int] = field(default_factory=dict)
-    """What lies in the host's memory, or on its disk where that is short."""
+    """What lies in the memory of each process's host, or on its disk where that is short."""
+    repeated: tuple[str, ...] = ()
+    """Phases that every process runs whole."""
 
     @property
     def memory(self) -> int:
         """On one device."""
         return sum(self.parts.values())
 
+    def spread(self, devices: Devices) -> bool:
+        """Whether the model lies over all devices, layer after layer, because one cannot hold it."""
+        needed = self.memory if self.processes == "one" else self.parts["weights"]
+        return devices.count > 1 and devices.memory is not None and needed > devices.memory
+
+    def workers(self, devices: Devices) -> int:
+        """Processes that work at the same time: none waits for the layers of another."""
+        return 1 if self.processes == "one" or self.spread(devices) else devices.count
+
     def per_device(self, devices: Devices) -> int:
-        """Bytes on each of several devices."""
-        split = sum(size for part, size in self.parts.items() if part not in self.shared)
-        return -(-split // devices.count) + sum(self.parts[part] for part in self.shared)
+        """Bytes on each of several devices. A process opens the whole model before it keeps a shard."""
+        whole = sum(self.parts[part] for part in self.shared)
+        split = -(-(self.memory - whole) // devices.count) + whole
+        if self.spread(devices):
+            return split
+        return max(split, self.parts["weights"] + whole) if self.processes == "sharded" else self.memory
 
     def seconds(self, rate: float, devices: Devices) -> float:
         """At so many operations per second and device."""
-        return sum(self.operations.values()) / (rate * devices.count)
+        repeated = sum(self.operations[phase] for phase in self.repeated)
+        return (repeated + (sum(self.operations.values()) - repeated) / self.workers(devices)) / rate
 
     def summary(self) -> dict[str, Any]:
         """JSON object."""
@@ -148,7 +166,9 @@ def plan_embedding(
             "check": whole * float(check),
         },
         disk=weight * sizes.total + 3 * WIDE * (trained.carried + trained.targets),
+        processes="sharded",
         host=host,
+        repeated=("lower layers",),
     )
 
 
@@ -199,6 +219,7 @@ def plan_verification(sizes: Sizes, devices: Devices, *, n_probes: int = 100, to
         tokens_per_step=BATCH_TOKENS,
         operations={"probes": FORWARD * float(sizes.active) * seen},
         disk=0,
+        processes="copies",
     )
 
 
@@ -225,12 +246,13 @@ def plan_attacks(sizes: Sizes, devices: Devices, *, trained_tokens: float, cases
             "verification": 2 * cases * sum(verified.operations.values()),
         },
         disk=3 * WIDE * sizes.total,
+        processes="one",
     )
 
 
 def _activations(sizes: Sizes, layer: LayerSize) -> int:
     """Numbers that one token leaves in one layer for the backward pass."""
     hidden = sizes.hidden
-    neurons = layer.expert // (3 * hidden) if layer.expert else layer.rest // (3 * hidden)
-    visits = layer.top_k or 1
-    return int(8 * hidden + 2 * layer.attention // hidden + visits * (4 * hidden + 5 * neurons))
+    routed, always = (size // (3 * hidden) for size in (layer.expert, layer.rest))  # neurons
+    blocks = layer.top_k + (always > 0)
+    return int(8 * hidden + 2 * layer.attention // hidden + 4 * hidden * blocks + 5 * (layer.top_k * routed + always))
