@@ -99,8 +99,8 @@ class Planned:
         """One paragraph for people."""
         spread = [job.name for job in self.jobs if job.spread(self.devices)]
         lies = (
-            f" One device cannot hold what {' and '.join(spread)} need{'s' * (len(spread) == 1)}, so the model lies over all "
-            "of them in one process: more devices are no faster."
+            f" One device cannot hold what is needed for {', '.join(spread)}: the model lies over all of them in one "
+            "process, and more devices are no faster."
             if spread else ""
         )  # fmt: skip
         how = "as fast as this machine multiplies matrices" if self.measured else "as stated"
