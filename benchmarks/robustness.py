@@ -35,7 +35,7 @@ from pathmark.models.checkpoint import apply_delta, base_digest, changed_tensors
 from pathmark.release.marking import MarkingConfig, Texts, mark_model
 from pathmark.release.planning import KeyPlan, plan_key
 from pathmark.reporting.evidence_plane import plot
-from pathmark.reporting.robustness_report import report
+from pathmark.reporting.robustness_report import in_short, report
 from pathmark.results import RobustnessResult, pooled, read_result, read_robustness
 from pathmark.results.schema import to_json
 from pathmark.stats import Rate
@@ -64,6 +64,13 @@ class Measured:
     trials: int = 0
     trigger: str | None = None
     """Free text instead of a drawn one."""
+    layers: tuple[int, ...] = ()
+    """Marked ones; empty: the recommended ones."""
+
+    @property
+    def kept(self) -> str:
+        """What its folders and files are called, but for the number."""
+        return f"{self.recipe}{f'-{len(self.layers)}-layers' if self.layers else ''}"
 
 
 TABLES = {
@@ -74,22 +81,28 @@ TABLES = {
         "paper",
         trigger="@@@@@@@@",
     ),
+    "six-layers": Measured("Six marked layers", "anchored", layers=(2, 3, 4, 5, 6, 7)),
 }
+LAYERS = (4, 5, 6, 7)
+"""That are marked by default in the bundled model."""
+REMEDY = "six-layers"
+"""What the page advises where a mark was lost; it has a table of its own."""
 
 
 def mark(name: str, number: int, work: Path) -> None:
     """Draw a key and put its paths in; for the black box also its marks."""
     measured = TABLES[name]
-    folder = work / f"{measured.recipe}-{number}"
+    folder = work / f"{measured.kept}-{number}"
     if not (folder / "owner.key").exists():
-        kept = KEPT / f"{measured.recipe}-{number}.key"
+        kept = KEPT / f"{measured.kept}-{number}.key"
         if kept.exists():
             apply_delta(bundled_folder("bundled:tiny"), kept.with_suffix(".safetensors"), folder / "paths")
             shutil.copyfile(kept, folder / "owner.key")
             (folder / "owner.key").chmod(0o600)  # a checkout makes it readable for all, which keys refuse
         else:
             texts = () if measured.trigger is None else (measured.trigger,)
-            mark_folder(measured.recipe, folder, plan_key("bundled:tiny", KeyPlan(trigger_texts=texts))[0])
+            plan = KeyPlan(trigger_texts=texts, layers=(measured.layers,) if measured.layers else ())
+            mark_folder(measured.recipe, folder, plan_key("bundled:tiny", plan)[0])
             keep(folder, kept)
     if measured.model == "marked" and not (folder / "marked").exists():
         marked = mark_model(
@@ -124,7 +137,7 @@ def keep_replies(folder: Path, number: int) -> None:
 
 def copy(name: str, number: int, work: Path) -> None:
     """Another licensee's copy with the same key, for the thief who has two."""
-    folder = work / f"{TABLES[name].recipe}-{number}"
+    folder = work / f"{TABLES[name].kept}-{number}"
     key = load_key(folder / "owner.key", PASSPHRASE)
     licensee, _ = Registry(folder / "licensees.db").issue(key, LICENSEE)
     mark_folder(TABLES[name].recipe, folder / "copy", key.with_id(licensee.id))
@@ -145,7 +158,7 @@ def own_corpus(work: Path) -> Path:
 def run(name: str, number: int, work: Path, corpus: str, more: list[str]) -> None:
     measured = TABLES[name]
     texts = own_corpus(work) if corpus == OWN else Path(corpus)
-    folder = work / f"{measured.recipe}-{number}"
+    folder = work / f"{measured.kept}-{number}"
     out = folder / f"robustness-{measured.model}-{texts.name.partition('.')[0]}"
     command = [
         str(Path(sys.executable).with_name("pathmark")), "robustness", str(folder / measured.model),
@@ -179,7 +192,7 @@ def found(name: str) -> dict[str, list[RobustnessResult]]:
 
 def render() -> None:
     """Rewrite the generated part of the page, and its plot."""
-    default, *others = TABLES
+    default, *others = (name for name in TABLES if name != REMEDY)
     runs, beside = found(default), {TABLES[name].title: found(name) for name in others if found(name)}
     keys = {title: {one.header.key for ones in each.values() for one in ones} for title, each in beside.items()}
     own = {one.header.key for ones in runs.values() for one in ones}
@@ -190,6 +203,7 @@ def render() -> None:
         "the worst, perplexity the mean. Intervals are 95 %.",
         "",
         report(runs, beside),
+        *remedy(runs),
         *seen(),
     ]
     panels = {TABLES[default].title: runs, **beside}
@@ -201,6 +215,31 @@ def render() -> None:
         DOC.parent / "img" / "robustness.png",
     )
     write_section(DOC, "robustness.py", parts)
+
+
+def remedy(runs: dict[str, list[RobustnessResult]]) -> list[str]:
+    """What marking more layers changes in the rows that were measured with them."""
+    more = found(REMEDY)
+    if not more:
+        return []
+    lines, layers = [], TABLES[REMEDY].layers
+    for corpus, results in more.items():
+        six = [row for one in results for row in one.rows]
+        four = [row for one in runs[corpus] for row in one.rows]
+        several = "s" * (len(results) > 1)
+        lines += [
+            f"### What {len(layers)} marked layers change: the thief's text is {corpus}",
+            "",
+            f"{len(results)} random key{several} with layers {layers[0]} to {layers[-1]} marked, all else as before.",
+            "",
+            f"| attack | {len(LAYERS)} layers | {len(layers)} layers |",
+            "|---|---|---|",
+        ]
+        for name in dict.fromkeys(row.case for row in six):
+            cells = (in_short([row for row in rows if row.case == name]) for rows in (four, six))
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append("")
+    return lines
 
 
 def seen() -> list[str]:
