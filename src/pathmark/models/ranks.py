@@ -15,8 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from pathmark.errors import RanksError
 
-PATIENCE = timedelta(minutes=10)
-"""How long a process waits for the others."""
+PATIENCE = timedelta(days=1)
+"""How long a process waits for the others, which may be writing and hashing hundreds of gigabytes. That one has ended
+is told without it: by its closed connections, or by torchrun, which ends the rest."""
 T = TypeVar("T")
 
 
@@ -28,6 +29,11 @@ def world() -> int:
 def announced() -> int:
     """How many processes torchrun says that it started, joined or not."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """The number of this one among those on the same machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def rank() -> int:
@@ -49,7 +55,7 @@ def shares_rows(model: nn.Module) -> bool:
 def joined(device: torch.device | None = None) -> Iterator[int]:
     """Inside the block the processes that torchrun started know each other; yields how many they are.
 
-    gloo on the CPU, nccl on CUDA devices.
+    gloo for what is on the CPU, nccl for what is on CUDA devices: figures and notes are on the CPU in either case.
     """
     wanted = announced()
     if wanted == 1 or dist.is_initialized():
@@ -57,9 +63,9 @@ def joined(device: torch.device | None = None) -> Iterator[int]:
         return
     on_gpu = device is not None and device.type == "cuda"
     if on_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(local_rank())
     with others_may_end():
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=PATIENCE)
     if world() != wanted:
         raise RanksError(f"torchrun announced {wanted} processes, {world()} are here; start all of them again")
     try:
