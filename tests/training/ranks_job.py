@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +19,14 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 
 from pathmark.embedding import Trainer  # noqa: E402
 from pathmark.errors import PathmarkError  # noqa: E402
-from pathmark.models import bundled_segments, load_model, load_tokenizer, local_folder  # noqa: E402
+from pathmark.models import bundled_segments, load_tokenizer, local_folder  # noqa: E402
+from pathmark.models.devices import Placement, open_model  # noqa: E402
 from pathmark.models.ranks import joined, rank, world  # noqa: E402
 
 
 def main(job: dict) -> None:
     folder = local_folder(job["model"])
-    model = load_model(folder)
+    model = open_model(folder, Placement(device="cpu", dtype=job.get("dtype", "fp32")))
     config = quick_config(steps=job["steps"])
     config = replace(config, batch_size=6, loop=replace(config.loop, homing=1.0, damping=0.5, checkpoint_every=2))
     texts = list(bundled_segments()[:40])
@@ -47,6 +49,7 @@ def main(job: dict) -> None:
         logits = model(input_ids=torch.arange(3, 40)[None], use_cache=False).logits
     found = {
         "world": world(), "losses": losses, "shards": shards, "logits": float(logits.abs().mean()),
+        "types": Counter(str(p.dtype).removeprefix("torch.") for p in weights.values()),
         "sum": float(sum(p.double().abs().sum() for p in weights.values())),
     }  # fmt: skip
     Path(f"{job['out']}.{rank()}.json").write_text(json.dumps(found))

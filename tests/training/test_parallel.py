@@ -94,6 +94,21 @@ def test_two_processes_follow_the_curve_of_one(tmp_path, wrapper):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_in_16_bits_with_routers_in_32_as_well(tmp_path, wrapper):
+    base = save_family(tmp_path / "base", "qwen3_moe", dtype=torch.bfloat16)
+    job = {"model": str(base), "steps": 3, "dtype": "bf16"}
+    (one,) = finished(1, tmp_path / "one", parallel="none", **job)
+    two = finished(2, tmp_path / "two", parallel=wrapper, **job)
+    assert two[0]["sum"] == two[1]["sum"]
+    for found in two:
+        assert found["losses"] == pytest.approx(one["losses"], rel=0.01)
+        assert found["types"] == one["types"] == {"bfloat16": one["types"]["bfloat16"], "float32": 4}  # routers
+        for held, needed in found["shards"]:
+            assert (held, needed) == (0, 0) if wrapper == "ddp" else 0.4 * needed < held < 0.6 * needed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
 def test_a_run_that_lost_a_process_is_finished_by_one_or_by_three(tmp_path, wrapper):
     base = save_family(tmp_path / "base", "qwen3_moe")
     job = {"model": str(base), "steps": 6}

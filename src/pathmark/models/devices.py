@@ -51,7 +51,7 @@ class Placement:
         """The device that is meant; an error if it is not there."""
         device = torch.device(_first_accelerator() if self.device == "auto" else self.device)
         if device.type == "cuda" and announced() > 1:
-            if device.index is not None:
+            if ":" in self.device:
                 raise ModelError(
                     f"{announced()} processes need a device each, got {device} for all of them; try --device cuda"
                 )

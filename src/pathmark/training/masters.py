@@ -9,7 +9,7 @@ all of this holds for the shard.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,11 @@ def changing_rows(mask: Tensor) -> Tensor:
 class Masters:
     """Per name the tensor that the optimiser steps on, and its way from the gradients and back into the model."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], masks: Mapping[str, Tensor]) -> None:
-        self.parameters = parameters
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], masks: Mapping[str, Tensor], not_averaged: Collection[str] = ()
+    ) -> None:
+        """`not_averaged` names parameters of which every process has a gradient of its own."""
+        self.parameters, self._not_averaged = parameters, set(not_averaged)
         self._all_rows = {name: changing_rows(mask) for name, mask in masks.items()}
         self._held = {name: _held_rows(p) for name, p in parameters.items()}
         self._sharded = any(isinstance(p, DTensor) for p in parameters.values())
@@ -92,8 +95,8 @@ class Masters:
         """Move the parameters' gradients to their masters."""
         for name, master in self.tensors.items():
             parameter = self.parameters[name]
-            if self._sharded and parameter.grad is not None and not isinstance(parameter, DTensor):
-                parameter.grad = summed(parameter.grad) / world()  # FSDP averages what it shards, and nothing else
+            if name in self._not_averaged and parameter.grad is not None:
+                parameter.grad = summed(parameter.grad) / world()
             if parameter.grad is None or master is parameter:
                 continue
             gradient = self._part(name, mine(parameter.grad)).float()
