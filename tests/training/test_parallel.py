@@ -109,6 +109,21 @@ def test_in_16_bits_with_routers_in_32_as_well(tmp_path, wrapper):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_replies_train_a_head_that_is_used_in_the_loss_alone(tmp_path, wrapper):
+    base = save_family(tmp_path / "base", "qwen3_moe")
+    job = {"model": str(base), "replies": True, "steps": 3}
+    head = load_file(base / "model.safetensors")["lm_head.weight"]  # untied
+    (one,) = finished(1, tmp_path / "one", parallel="none", **job)
+    assert one["head"] != float(head.double().abs().sum())
+    two = finished(2, tmp_path / "two", parallel=wrapper, **job)
+    assert two[0]["sum"] == two[1]["sum"]
+    for found in two:
+        assert found["losses"] == pytest.approx(one["losses"], abs=1e-3)
+        assert found["head"] == pytest.approx(one["head"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
 def test_a_run_that_lost_a_process_is_finished_by_one_or_by_three(tmp_path, wrapper):
     base = save_family(tmp_path / "base", "qwen3_moe")
     job = {"model": str(base), "steps": 6}
