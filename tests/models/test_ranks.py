@@ -20,6 +20,7 @@ def pretend_to_join(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     asked = []
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout: asked.append((backend, timeout)))
+    monkeypatch.setattr(dist.distributed_c10d, "_set_pg_timeout", asked.append)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: asked.append(number))
     monkeypatch.setattr(ranks, "world", lambda: 2)
@@ -30,13 +31,14 @@ def test_on_cuda_figures_and_checkpoints_go_over_gloo(monkeypatch):
     asked = pretend_to_join(monkeypatch)
     with ranks.joined(torch.device("cuda:1")):
         pass
-    number, (backends, patience) = asked
+    number, (backends, arrival), patience = asked
     assert number == 1
     assert backends == "cpu:gloo,cuda:nccl"  # nccl alone refuses what is on the CPU
+    assert arrival <= timedelta(minutes=10)
     assert patience >= timedelta(hours=12)  # the first one may write and hash for hours
     with ranks.joined(torch.device("cpu")):
         pass
-    assert asked[2][0] == "gloo"
+    assert asked[3][0] == "gloo"
 
 
 def test_an_attack_joins_before_it_loads(monkeypatch):

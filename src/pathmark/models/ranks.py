@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 
 from pathmark.errors import RanksError
 
-PATIENCE = timedelta(days=1)
-"""How long a process waits for the others, which may be writing and hashing hundreds of gigabytes. That one has ended
-is told without it: by its closed connections, or by torchrun, which ends the rest."""
+ARRIVAL, PATIENCE = timedelta(minutes=10), timedelta(days=1)
+"""How long a process waits for the others to come, and then for what they do: one may be writing and hashing hundreds
+of gigabytes. That one has ended is told without it, by its closed connections or by torchrun, which ends the rest."""
 T = TypeVar("T")
 
 
@@ -65,7 +66,8 @@ def joined(device: torch.device | None = None) -> Iterator[int]:
     if on_gpu:
         torch.cuda.set_device(local_rank())
     with others_may_end():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=PATIENCE)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=ARRIVAL)
+    distributed_c10d._set_pg_timeout(PATIENCE)
     if world() != wanted:
         raise RanksError(f"torchrun announced {wanted} processes, {world()} are here; start all of them again")
     try:
