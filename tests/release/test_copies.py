@@ -13,10 +13,12 @@ from embed_helpers import save_family
 
 import pathmark
 from pathmark.cli.main import cli
-from pathmark.errors import EmbeddingError, KeyFileError
+from pathmark.embedding import default_config
+from pathmark.errors import EmbeddingError, KeyFileError, RanksError
 from pathmark.front_door.embed_all import estimate_embedding
 from pathmark.models import bundled_segments, find_routers, load_model
-from pathmark.release.copies import FURTHER, copy_name
+from pathmark.release.copies import FURTHER, Licence, copy_name, mark_copies
+from pathmark.release.marking import MarkingConfig, Texts
 from pathmark.release.scan import ScanConfig
 
 PLAN = pathmark.EmbedPlan(
@@ -100,6 +102,25 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(lab):
     assert "its copy was there already" in again.words()
     assert digest(again.made["Alpha-Ltd"]) == before
     assert embed_all(folder).made == {}
+
+
+def test_several_processes_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+    def ask(parallel):
+        config = MarkingConfig(embedding=default_config(), parallel=parallel)
+        licences = [Licence("Alpha Ltd", 1, tmp_path / "alpha")]
+        mark_copies("nowhere", None, licences, Texts.bundled(), config, amend=None, finished=None)
+
+    with pytest.raises(RanksError, match="expected --parallel none, got fsdp"):
+        ask("fsdp")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RanksError, match=r"--all\) is for one process, got 2"):
+        ask("fsdp")
+    with pytest.raises(RanksError, match="an estimate is for one process"):
+        estimate_embedding(tmp_path, tmp_path / "owner.key")
+    with pytest.raises(RanksError, match="another scheme's mark is for one process"):
+        pathmark.embed_scheme(tmp_path, tmp_path / "kgw.key", tmp_path / "out")
+    with pytest.raises(RanksError, match="another scheme's mark is for one process"):
+        pathmark.verify_scheme(tmp_path, tmp_path / "kgw.key")
 
 
 def test_names_are_safe_and_apart():

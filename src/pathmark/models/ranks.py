@@ -32,6 +32,12 @@ def announced() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def require_alone(job: str) -> None:
+    """Refuses what each of several processes would do anew: they would write the same files."""
+    if announced() > 1:
+        raise RanksError(f"{job} is for one process, got {announced()} from torchrun; start it without torchrun")
+
+
 def local_rank() -> int:
     """The number of this one among those on the same machine."""
     return int(os.environ.get("LOCAL_RANK", "0"))
