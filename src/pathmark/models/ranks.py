@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +20,9 @@ from pathmark.errors import RanksError
 ARRIVAL, PATIENCE = timedelta(minutes=10), timedelta(days=1)
 """How long a process waits for the others to come, and then for what they do: one may be writing and hashing hundreds
 of gigabytes. That one has ended is told without it, by its closed connections or by torchrun, which ends the rest."""
+GRACE = 0.5
+"""Seconds in which torch's threads let go of the tensors of what failed. They need Python's lock for it, which torch
+holds while it waits for these threads to end."""
 T = TypeVar("T")
 
 
@@ -89,6 +93,7 @@ def others_may_end() -> Iterator[None]:
         yield
     except RuntimeError as error:  # gloo and nccl have no type of their own
         if world() > 1 and any(word in str(error) for word in ("onnection", "gloo", "NCCL", "imed out")):
+            time.sleep(GRACE)
             raise RanksError(
                 f"another of the {world()} processes ended or no longer answers, so rank {rank()} stops; look at its "
                 "output, then finish with --resume, with as many processes as you like"
