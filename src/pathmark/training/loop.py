@@ -111,7 +111,7 @@ def run_loop(
     begun = {}
     if config.homing:
         begun = {
-            n: masters.local(n, home[n]) if n in home else master.detach().clone()
+            n: home[n][masters.rows(n)] if n in home else master.detach().clone()
             for n, master in masters.tensors.items()
         }
     step = 0

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from types import EllipsisType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from pathmark.models.ranks import from_everybody, summed, world
+from pathmark.models.ranks import summed, world
 from pathmark.training.parallel import mine
+
+Rows: TypeAlias = slice | EllipsisType
+"""Neighbouring rows of a tensor, or all that there is of it."""
 
 
 def changing_rows(mask: Tensor) -> Tensor:
@@ -66,30 +71,19 @@ class Masters:
     def _part(self, name: str, held: Tensor) -> Tensor:
         return held[self._rows[name]] if name in self._rows else held
 
-    def local(self, name: str, values: Tensor) -> Tensor:
-        """Of values for all that may change of a parameter: those that this process has."""
+    def rows(self, name: str) -> Rows:
+        """Of all rows of a parameter that may change: those that this process has."""
         first, count = self._held[name]
         if first is None:
-            return values
-        if name not in self._rows:
-            return values[first : first + count]
-        rows = self._all_rows[name]
-        return values[(rows >= first) & (rows < first + count)]
-
-    def is_whole(self, name: str) -> bool:
-        """Whether all rows of a parameter may change."""
-        return name not in self._all_rows
+            return ...
+        if name in self._rows:
+            first, count = int((self._all_rows[name] < first).sum()), len(self._rows[name])
+        return slice(first, first + count)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of all that may change of a parameter, over all processes."""
         shape = tuple(self.parameters[name].shape)
-        return shape if self.is_whole(name) else (len(self._all_rows[name]), *shape[1:])
-
-    def everywhere(self, name: str, local: Tensor) -> Tensor:
-        """The inverse of `local`: every process's values, in order."""
-        if self._held[name][0] is None:
-            return local
-        return torch.cat([part for part in from_everybody(local.cpu()) if len(part)]).to(local.device)
+        return (len(self._all_rows[name]), *shape[1:]) if name in self._all_rows else shape
 
     def take_gradients(self) -> None:
         """Move the parameters' gradients to their masters."""
