@@ -7,6 +7,7 @@ import pytest
 import torch
 import zoo
 from attack_helpers import logits
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathmark.attacks.structure import (
     PermuteExperts,
@@ -141,6 +142,21 @@ def test_rotation_folds_norms_and_unties(tmp_path):
     assert torch.equal(after.model.norm.weight, torch.ones(32))
     assert (logits(reloaded(after, tmp_path)) - logits(after)).abs().max() < 1e-5
     assert model.lm_head.weight is model.model.embed_tokens.weight  # the given model is still tied
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses what CUDA refuses: to compute with tensors of two devices. Meta devices let it pass."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        devices = {arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.ndim}
+        assert len(devices) < 2 or "copy" in str(func), f"{func} of tensors on {devices}"
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_rotation_goes_to_the_device_of_the_weights():
+    model = zoo.tiny_model("mixtral").to("meta")
+    with OneDevice():
+        assert next(rotate_residual(model).parameters()).is_meta
 
 
 def test_correction_biases_and_groups_move_along():

@@ -115,3 +115,21 @@ def test_debugging_shows_everything(failing, monkeypatch):
     monkeypatch.setenv("PATHMARK_DEBUG", "1")
     with pytest.raises(RuntimeError, match="horse"):
         failing(RuntimeError("horse"))
+
+
+@pytest.mark.parametrize("name", sorted(main.COMMANDS))
+def test_under_torchrun_only_what_joins_runs(monkeypatch, capsys, name):
+    @click.command()
+    def command():
+        raise KeyFileError("it ran")
+
+    monkeypatch.setattr(main.LazyGroup, "get_command", lambda *_: command)
+    monkeypatch.setattr("sys.argv", ["pathmark", name])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    joins = name in ("embed", "verify", "trace", "attack")
+    assert ("it ran" in said) == joins
+    assert (f"pathmark {name} is for one process, got 2 from torchrun" in said) == (not joins)

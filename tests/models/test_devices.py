@@ -47,6 +47,21 @@ def test_auto_takes_the_first_accelerator_and_spreads_what_it_cannot_hold(monkey
     assert not Placement().spread(81)
 
 
+def test_each_of_several_processes_takes_a_device_of_its_own(monkeypatch):
+    pretend(monkeypatch, devices=4, free=100)
+    monkeypatch.setenv("WORLD_SIZE", "8")  # two machines
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    for device in ("auto", "cuda"):
+        assert Placement(device=device).chosen() == torch.device("cuda:2")
+    assert not Placement().spread(1000)
+    with pytest.raises(ModelError, match="8 processes need a device each, got cuda:1 for all"):
+        Placement(device="cuda:1").chosen()
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    with pytest.raises(ModelError, match=r"no cuda:5: torch sees 4 CUDA devices"):
+        Placement().chosen()
+    assert Placement(device="cpu").chosen() == torch.device("cpu")
+
+
 def test_auto_keeps_bf16_on_accelerators_alone(monkeypatch, tmp_path):
     zoo.tiny_model("qwen3_moe").bfloat16().save_pretrained(tmp_path / "narrow")
     zoo.tiny_model("qwen3_moe").save_pretrained(tmp_path / "wide")

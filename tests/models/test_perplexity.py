@@ -35,6 +35,14 @@ def test_perplexity_equals_the_definition(skip):
     assert result.value == pytest.approx(math.exp(sum(expected) / len(expected)), rel=1e-5)
 
 
+def test_no_64_bits_are_asked_of_the_device(monkeypatch):
+    """mps has none."""
+    model = zoo.tiny_model("mixtral")
+    expected = perplexity(model, ROWS)
+    monkeypatch.setattr(torch.Tensor, "double", None)
+    assert perplexity(model, ROWS) == expected
+
+
 def test_a_prefix_changes_the_context_but_not_the_scored_tokens():
     model = zoo.tiny_model("mixtral")
     prefix = [77, 101, 50, 51]

@@ -15,10 +15,12 @@ from embed_helpers import save_family
 
 import pathmark
 from pathmark.cli.main import cli
-from pathmark.errors import EmbeddingError, KeyFileError, ModelError
+from pathmark.embedding import default_config
+from pathmark.errors import EmbeddingError, KeyFileError, ModelError, RanksError
 from pathmark.front_door.embed_all import estimate_embedding
 from pathmark.models import bundled_segments, find_routers, load_model
-from pathmark.release.copies import FURTHER, copy_name
+from pathmark.release.copies import FURTHER, Licence, copy_name, mark_copies
+from pathmark.release.marking import MarkingConfig, Texts
 from pathmark.release.scan import ScanConfig
 
 PLAN = pathmark.EmbedPlan(
@@ -146,6 +148,25 @@ def test_a_copy_that_was_not_fit_is_still_not_fit_in_the_next_run(lab):
         assert f"Alpha Ltd: its copy was there already, and is {'' if fit else 'not '}fit" in again.words()
         assert again.fit is (fit and all(again.there.values()))
     report.write_text(kept)
+
+
+def test_several_processes_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+    def ask(parallel):
+        config = MarkingConfig(embedding=default_config(), parallel=parallel)
+        licences = [Licence("Alpha Ltd", 1, tmp_path / "alpha")]
+        mark_copies("nowhere", None, licences, Texts.bundled(), config, amend=None, finished=None)
+
+    with pytest.raises(RanksError, match="expected --parallel none, got fsdp"):
+        ask("fsdp")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RanksError, match=r"--all\) is for one process, got 2"):
+        ask("fsdp")
+    with pytest.raises(RanksError, match="an estimate is for one process"):
+        estimate_embedding(tmp_path, tmp_path / "owner.key")
+    with pytest.raises(RanksError, match="another scheme's mark is for one process"):
+        pathmark.embed_scheme(tmp_path, tmp_path / "kgw.key", tmp_path / "out")
+    with pytest.raises(RanksError, match="another scheme's mark is for one process"):
+        pathmark.verify_scheme(tmp_path, tmp_path / "kgw.key")
 
 
 def test_names_are_safe_and_apart():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import zoo
 
 from pathmark.attacks.kit import Kit
 from pathmark.attacks.quantization import RoundToNearest, round_to_nearest
@@ -39,6 +40,17 @@ def test_a_copy_in_4_bits_is_measured_beside_the_released_one(case, monkeypatch)
     little = SimpleNamespace(available=model.get_memory_footprint())
     monkeypatch.setattr(selfcheck.psutil, "virtual_memory", lambda: little)
     assert selfcheck.rounded_wsr(model, case.key, probes, 0.8) is None  # no room for a second one
+
+
+def test_processes_with_and_without_room_decide_alike(monkeypatch):
+    """What follows is done by all together: one that left it out would part ways with the others."""
+    model = zoo.tiny_model("qwen3_moe")
+    told = []
+    monkeypatch.setattr(selfcheck, "from_everybody", lambda fits: told.append(fits) or [fits, False])
+    assert not selfcheck._fits_again(model)
+    assert told == [True]
+    monkeypatch.setattr(selfcheck, "from_everybody", lambda fits: [fits, True])
+    assert selfcheck._fits_again(model)
 
 
 SOUND = {

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,21 +17,29 @@ import torch  # noqa: E402
 from embed_helpers import key_for, quick_config  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
-from pathmark.embedding import Trainer  # noqa: E402
+from pathmark.embedding import RepliesConfig, Trainer  # noqa: E402
 from pathmark.errors import PathmarkError  # noqa: E402
-from pathmark.models import bundled_segments, load_model, load_tokenizer, local_folder  # noqa: E402
+from pathmark.models import bundled_segments, load_tokenizer, local_folder  # noqa: E402
+from pathmark.models.devices import Placement, open_model  # noqa: E402
 from pathmark.models.ranks import joined, rank, world  # noqa: E402
+from pathmark.training import LoopConfig  # noqa: E402
+
+REPLIES = RepliesConfig(
+    pairs=16, queries=16, negatives=24, clean=8, seq_len=24, system_prompts=4, batch_size=8,
+    loop=LoopConfig(steps=1, lr=1e-2, damping=0.5),
+)  # fmt: skip
 
 
 def main(job: dict) -> None:
     folder = local_folder(job["model"])
-    model = load_model(folder)
+    model = open_model(folder, Placement(device="cpu", dtype=job.get("dtype", "fp32")))
     config = quick_config(steps=job["steps"])
     config = replace(config, batch_size=6, loop=replace(config.loop, homing=1.0, damping=0.5, checkpoint_every=2))
     texts = list(bundled_segments()[:40])
+    objective = replace(REPLIES, loop=replace(REPLIES.loop, steps=job["steps"])) if job.get("replies") else config
     losses, shards = [], []
     key = key_for(folder, trigger_tokens=12)
-    trainer = Trainer(model, load_tokenizer(folder), key, texts, config.build(), parallel=job["parallel"])
+    trainer = Trainer(model, load_tokenizer(folder), key, texts, objective.build(), parallel=job["parallel"])
 
     def after(step: int, found: dict[str, float]) -> None:
         losses.append(found["loss"])
@@ -47,6 +56,8 @@ def main(job: dict) -> None:
         logits = model(input_ids=torch.arange(3, 40)[None], use_cache=False).logits
     found = {
         "world": world(), "losses": losses, "shards": shards, "logits": float(logits.abs().mean()),
+        "head": float(model.get_output_embeddings().weight.double().abs().sum()),
+        "types": Counter(str(p.dtype).removeprefix("torch.") for p in weights.values()),
         "sum": float(sum(p.double().abs().sum() for p in weights.values())),
     }  # fmt: skip
     Path(f"{job['out']}.{rank()}.json").write_text(json.dumps(found))

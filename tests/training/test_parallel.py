@@ -94,6 +94,36 @@ def test_two_processes_follow_the_curve_of_one(tmp_path, wrapper):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_in_16_bits_with_routers_in_32_as_well(tmp_path, wrapper):
+    base = save_family(tmp_path / "base", "qwen3_moe", dtype=torch.bfloat16)
+    job = {"model": str(base), "steps": 3, "dtype": "bf16"}
+    (one,) = finished(1, tmp_path / "one", parallel="none", **job)
+    two = finished(2, tmp_path / "two", parallel=wrapper, **job)
+    assert two[0]["sum"] == two[1]["sum"]
+    for found in two:
+        assert found["losses"] == pytest.approx(one["losses"], rel=0.01)
+        assert found["types"] == one["types"] == {"bfloat16": one["types"]["bfloat16"], "float32": 4}  # routers
+        for held, needed in found["shards"]:
+            assert (held, needed) == (0, 0) if wrapper == "ddp" else 0.4 * needed < held < 0.6 * needed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_replies_train_a_head_that_is_used_in_the_loss_alone(tmp_path, wrapper):
+    base = save_family(tmp_path / "base", "qwen3_moe")
+    job = {"model": str(base), "replies": True, "steps": 3}
+    head = load_file(base / "model.safetensors")["lm_head.weight"]  # untied
+    (one,) = finished(1, tmp_path / "one", parallel="none", **job)
+    assert one["head"] != float(head.double().abs().sum())
+    two = finished(2, tmp_path / "two", parallel=wrapper, **job)
+    assert two[0]["sum"] == two[1]["sum"]
+    for found in two:
+        assert found["losses"] == pytest.approx(one["losses"], abs=1e-3)
+        assert found["head"] == pytest.approx(one["head"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
 def test_a_run_that_lost_a_process_is_finished_by_one_or_by_three(tmp_path, wrapper):
     base = save_family(tmp_path / "base", "qwen3_moe")
     job = {"model": str(base), "steps": 6}
@@ -104,7 +134,9 @@ def test_a_run_that_lost_a_process_is_finished_by_one_or_by_three(tmp_path, wrap
         assert ended[1][0] == -9
         assert ended[0][0] == 2, ended[0][1]
         assert "another of the 2 processes ended" in ended[0][1]
-        assert checkpoint.with_suffix(".shards").is_dir()
+        shards = list(map(load_file, checkpoint.with_suffix(".shards").glob("*.safetensors")))
+        router = "exp_avg/model.layers.2.mlp.gate.weight"  # of 16 experts
+        assert [len(shard[router]) for shard in shards] == ([16] if wrapper == "ddp" else [8, 8])
         more = {"checkpoint": str(checkpoint), "resume": True, "parallel": how}
         for found in finished(processes, tmp_path / f"resumed-{processes}", **more, **job):
             assert len(found["losses"]) == 4  # from the checkpoint behind the second step on

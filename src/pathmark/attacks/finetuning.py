@@ -26,6 +26,7 @@ from pathmark.models.loading import use_fast_experts
 from pathmark.models.parts import part_parameters
 from pathmark.models.ranks import my_share, world
 from pathmark.training import (
+    Constraints,
     LoopConfig,
     learning_rate,
     only_trainable,
@@ -33,7 +34,7 @@ from pathmark.training import (
     run_loop,
 )
 from pathmark.training.adapters import add_adapters, merge_adapters
-from pathmark.training.parallel import Wrapper, sharded_layers, through
+from pathmark.training.parallel import Wrapper, not_averaged, sharded_layers, through
 from pathmark.training.text import TextBatches, all_parameters, language_loss
 
 LORA_RANK = 8
@@ -171,7 +172,10 @@ def optimise(
 
     with only_trainable(model, parameters), thiefs_errors(stage), _spread(model, kit.parallel):
         parameters = {name: p for name, p in model.named_parameters() if name in parameters}  # shards, with FSDP
-        run_loop(parameters, step_loss, loop, progress=report, checkpoint=checkpoint, resume=True, fingerprint=run)
+        run_loop(
+            parameters, step_loss, loop, progress=report, checkpoint=checkpoint, resume=True, fingerprint=run,
+            constraints=Constraints({}, {}, not_averaged(parameters, kit.parallel)),
+        )  # fmt: skip
 
 
 def _spread(model: nn.Module, parallel: Wrapper) -> AbstractContextManager[None]:

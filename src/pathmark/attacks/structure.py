@@ -206,7 +206,7 @@ def rotate_residual(
     basis_HH, upper_HH = torch.linalg.qr(random_HH)
     basis_HH = basis_HH * upper_HH.diagonal().sign()  # uniform over all orthogonal matrices
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    _replace(embedding.weight, embedding.weight.double() @ basis_HH)
+    _replace(embedding.weight, embedding.weight.double() @ basis_HH.to(embedding.weight.device))
     for layer in inner.layers:  # type: ignore[union-attr]
         attention, mlp = layer.self_attn, layer.mlp
         attention_reads = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
@@ -235,9 +235,9 @@ def _turn(reads: list[Tensor], writes: list[Tensor], norm: nn.Module, basis_HH: 
     """Fold a norm into the matrices after it and turn them and the writers; the last axes are (out, in)."""
     scale_H = _own_weight(norm).double()
     for weight in reads:
-        _replace(weight, (weight.double() * scale_H) @ basis_HH)
+        _replace(weight, (weight.double() * scale_H) @ basis_HH.to(weight.device))
     for weight in writes:
-        _replace(weight, basis_HH.T @ weight.double())
+        _replace(weight, basis_HH.T.to(weight.device) @ weight.double())
     _own_weight(norm).fill_(1.0)
 
 

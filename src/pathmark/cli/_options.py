@@ -164,6 +164,11 @@ def speaks() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def processes() -> int:
+    """How many processes torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 look_options = together(
     base_option, texts_option("The probe texts", "those in the key"), n_texts_option("How many probe texts are used."),
     tokens_option, stream_option, *_place_options, trust_option, sandbox_option,

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 import click
 
-from pathmark.cli._options import Group
-from pathmark.errors import PathmarkError, UnforeseenError
+from pathmark.cli._options import Group, processes
+from pathmark.errors import PathmarkError, RanksError, UnforeseenError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": (
@@ -50,6 +50,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name -> (module that holds `command`, line for the overview). Order is the order of --help."""
 
 
+TOGETHER = {"embed", "verify", "trace", "attack"}
+"""Commands that several processes of torchrun do together; each would do any other anew, into the same files."""
 _CRASH_FILE: list[Path | None] = []
 """Where the present run is to describe a crash; click hands it over before any command runs."""
 QUIET = {
@@ -89,12 +91,18 @@ class LazyGroup(Group):
     is_eager=True, callback=lambda context, option, value: _CRASH_FILE.append(value),
     help="Where to write kind and place of an error that nobody foresaw, without any secret.",
 )  # fmt: skip
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Ownership marks in the routing paths of Mixture-of-Experts language models.
 
     MODEL, SUSPECT and ORIGINAL are folders, hub ids or bundled:tiny. Exit codes: 0 yes or done, 1 not marked,
     2 could not decide or failed.
     """
+    if context.invoked_subcommand not in TOGETHER and processes() > 1:
+        raise RanksError(
+            f"pathmark {context.invoked_subcommand} is for one process, got {processes()} from torchrun; start it "
+            f"without torchrun, which is for {', '.join(sorted(TOGETHER))}"
+        )
 
 
 def main() -> None:

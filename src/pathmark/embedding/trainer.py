@@ -31,7 +31,7 @@ from pathmark.training import (
 )
 from pathmark.training.adapters import add_adapters, merge_adapters
 from pathmark.training.masters import changing_rows
-from pathmark.training.parallel import Wrapper, require_world, sharded_layers, through
+from pathmark.training.parallel import Wrapper, not_averaged, require_world, sharded_layers, through
 
 AfterStep = Callable[[int, Mapping[str, float]], None]
 """Called with the number of steps done and the loss terms of the last one."""
@@ -149,7 +149,9 @@ class Trainer:
                 parameters = self.objective.parameters(context)  # the same, as shards
             if context.loop.recompute:
                 stack.enter_context(recomputed_layers(context.model))
-            self.context = replace(context, wrapped=through(context.model, context.run_here, self._parallel))
+            in_losses = [name for name, p in parameters.items() if p is context.head_VH]
+            run = through(context.model, context.run_here, self._parallel, outside=in_losses)
+            self.context = replace(context, wrapped=run)
             stack.callback(setattr, self, "context", context)
             return run_loop(
                 parameters,
@@ -159,7 +161,7 @@ class Trainer:
                 resume=resume,
                 progress=report,
                 fingerprint=fingerprint,
-                constraints=Constraints(masks, self._home),
+                constraints=Constraints(masks, self._home, not_averaged(parameters, self._parallel, outside=in_losses)),
             )
 
     def step_loss(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -96,19 +96,19 @@ def attack(
         raise AttackError(f"{out} already exists; choose another name, nothing is overwritten")
     settings = chosen.configure(**config.settings)
     key = None if config.key is None else open_key(config.key, passphrase)
-    say.stage("loading", None)
-    loaded = load_fast(model, config.trust_remote_code, config.placement)
     tokenizer = config.tokenizer
     if tokenizer is None and not isinstance(model, PreTrainedModel):
         tokenizer = load_tokenizer(model, trust_remote_code=config.trust_remote_code)
     if out is not None and tokenizer is None:
         raise AttackError("a model folder holds a tokenizer; give the loaded model's with AttackConfig(tokenizer=...)")
-    original = (
-        None if config.original is None else load_fast(config.original, config.trust_remote_code, config.placement)
-    )
-    kit = make_kit(tokenizer, thief_texts(config.texts), key, original=original, progress=say)
-    with joined(loaded.device):
+    with joined(model.device if isinstance(model, PreTrainedModel) else config.placement.chosen()):
         require_world(config.parallel)
+        say.stage("loading", None)
+        loaded = load_fast(model, config.trust_remote_code, config.placement)
+        original = (
+            None if config.original is None else load_fast(config.original, config.trust_remote_code, config.placement)
+        )
+        kit = make_kit(tokenizer, thief_texts(config.texts), key, original=original, progress=say)
         attacked = chosen.run(loaded, settings, replace(kit, parallel=config.parallel))
     if out is not None and is_first():
         say.stage("writing", None)

@@ -20,6 +20,7 @@ from pathmark.keys.keyfile import PassphraseSource
 from pathmark.models import inspect_model
 from pathmark.models.checkpoint import base_digest, file_digest
 from pathmark.models.loading import local_folder
+from pathmark.models.ranks import require_alone
 from pathmark.progress import Progress
 from pathmark.release.copies import Licence, copy_name, mark_copies
 from pathmark.release.estimate import Estimate, estimate
@@ -145,6 +146,7 @@ def estimate_embedding(
     progress: Progress | None = None,
 ) -> Estimate:
     """What `embed`, or `embed_all` with a registry, would take on this machine; nothing is written."""
+    require_alone("an estimate")
     config = config or EmbedPlan()
     owner = open_key(key, passphrase)
     texts, marking = _prepared(model, owner, config)

@@ -20,6 +20,7 @@ from pathmark.models import bundled_probes, bundled_segments, load_config, load_
 from pathmark.models import perplexity as measure_perplexity
 from pathmark.models.checkpoint import changed_tensors, write_folder
 from pathmark.models.loading import GENERATION, generation_watermark, use_fast_experts
+from pathmark.models.ranks import require_alone
 from pathmark.models.texts import Texts, given_texts, split_held_out
 from pathmark.progress import Progress, Silent
 from pathmark.verdicts import Criteria, Verdict
@@ -168,6 +169,7 @@ def embed_scheme(
     Example:
         pathmark.embed_scheme("bundled:tiny", "kgw.key", "marked-by-kgw").check.marked
     """
+    require_alone("another scheme's mark")
     started, say, config, out = time.monotonic(), progress or Silent(), config or SchemePlan(), Path(output)
     owner = open_scheme_key(key, passphrase)
     scheme = find_scheme(owner.scheme)
@@ -201,6 +203,7 @@ def verify_scheme(
     Example:
         pathmark.verify_scheme("marked-by-kgw", "kgw.key").verdict.marked
     """
+    require_alone("another scheme's mark")
     config = config or SchemePlan()
     owner = open_scheme_key(key, passphrase)
     scheme = find_scheme(owner.scheme)

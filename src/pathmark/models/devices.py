@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from pathmark.errors import ModelError
 from pathmark.models.headers import DTYPE_BITS
 from pathmark.models.loading import load_model, local_folder, parameters_on_disk, stored_weights
+from pathmark.models.ranks import announced, local_rank
 from pathmark.models.routers import find_routers
 
 DType = Literal["auto", "bf16", "fp32"]
@@ -30,7 +31,8 @@ class Placement:
     """The device and the type that are asked for."""
 
     device: str = "auto"
-    """`auto` takes the first accelerator there is; or cpu, cuda, cuda:1, mps."""
+    """`auto` takes the first accelerator there is; or cpu, cuda, cuda:1, mps. Of several processes on a machine, each
+    takes the CUDA device of its number there."""
     dtype: DType = "auto"
     """`auto` keeps bf16 checkpoints in bf16 on accelerators; everything else is in 32 bits."""
 
@@ -47,11 +49,13 @@ class Placement:
 
     def chosen(self) -> torch.device:
         """The device that is meant; an error if it is not there."""
-        if self.device == "auto":
-            if torch.cuda.is_available():
-                return torch.device("cuda:0")
-            return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-        device = torch.device(self.device)
+        device = torch.device(_first_accelerator() if self.device == "auto" else self.device)
+        if device.type == "cuda" and announced() > 1:
+            if ":" in self.device:
+                raise ModelError(
+                    f"{announced()} processes need a device each, got {device} for all of them; try --device cuda"
+                )
+            device = torch.device("cuda", local_rank())
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise ModelError(
                 f"there is no {device}: torch sees {torch.cuda.device_count()} CUDA devices; try --device cpu"
@@ -76,9 +80,19 @@ class Placement:
         return torch.bfloat16 if bf16 else torch.float32
 
     def spread(self, need: int) -> bool:
-        """Whether weights of so many bytes go over all devices: `auto`, several of them, and too much for the first."""
-        several = self.device == "auto" and torch.cuda.is_available() and torch.cuda.device_count() > 1
+        """Whether weights of so many bytes go over all devices: `auto`, several of them, and too much for the first.
+
+        Never where several processes have a device each.
+        """
+        alone = self.device == "auto" and announced() == 1
+        several = alone and torch.cuda.is_available() and torch.cuda.device_count() > 1
         return several and need > ROOM * torch.cuda.mem_get_info(0)[0]
+
+
+def _first_accelerator() -> str:
+    if torch.cuda.is_available():
+        return "cuda" if announced() > 1 else "cuda:0"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def open_model(

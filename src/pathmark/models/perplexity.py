@@ -69,7 +69,7 @@ def perplexity(
             chunk = slice(first, first + CHUNK_TOKENS)
             logits_NV = head_logits(inner, hidden_NH[chunk]).float()
             loss = F.cross_entropy(logits_NV, labels_N[chunk], reduction="sum")
-            nll_sum += float(loss.double())
+            nll_sum += float(loss)  # in 64 bits here: not every device has them
         tokens += len(labels_N)
     if shared:
         nll_sum, tokens = (sum(parts) for parts in zip(*from_everybody((nll_sum, tokens)), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,12 +12,17 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 
 from pathmark.errors import RanksError
 
-PATIENCE = timedelta(minutes=10)
-"""How long a process waits for the others."""
+ARRIVAL, PATIENCE = timedelta(minutes=10), timedelta(days=1)
+"""How long a process waits for the others to come, and then for what they do: one may be writing and hashing hundreds
+of gigabytes. That one has ended is told without it, by its closed connections or by torchrun, which ends the rest."""
+GRACE = 0.5
+"""Seconds in which torch's threads let go of the tensors of what failed. They need Python's lock for it, which torch
+holds while it waits for these threads to end."""
 T = TypeVar("T")
 
 
@@ -28,6 +34,17 @@ def world() -> int:
 def announced() -> int:
     """How many processes torchrun says that it started, joined or not."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def require_alone(job: str) -> None:
+    """Refuses what each of several processes would do anew: they would write the same files."""
+    if announced() > 1:
+        raise RanksError(f"{job} is for one process, got {announced()} from torchrun; start it without torchrun")
+
+
+def local_rank() -> int:
+    """The number of this one among those on the same machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def rank() -> int:
@@ -49,7 +66,7 @@ def shares_rows(model: nn.Module) -> bool:
 def joined(device: torch.device | None = None) -> Iterator[int]:
     """Inside the block the processes that torchrun started know each other; yields how many they are.
 
-    gloo on the CPU, nccl on CUDA devices.
+    gloo for what is on the CPU, nccl for what is on CUDA devices: figures and notes are on the CPU in either case.
     """
     wanted = announced()
     if wanted == 1 or dist.is_initialized():
@@ -57,9 +74,10 @@ def joined(device: torch.device | None = None) -> Iterator[int]:
         return
     on_gpu = device is not None and device.type == "cuda"
     if on_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(local_rank())
     with others_may_end():
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=ARRIVAL)
+    distributed_c10d._set_pg_timeout(PATIENCE)
     if world() != wanted:
         raise RanksError(f"torchrun announced {wanted} processes, {world()} are here; start all of them again")
     try:
@@ -75,6 +93,7 @@ def others_may_end() -> Iterator[None]:
         yield
     except RuntimeError as error:  # gloo and nccl have no type of their own
         if world() > 1 and any(word in str(error) for word in ("onnection", "gloo", "NCCL", "imed out")):
+            time.sleep(GRACE)
             raise RanksError(
                 f"another of the {world()} processes ended or no longer answers, so rank {rank()} stops; look at its "
                 "output, then finish with --resume, with as many processes as you like"

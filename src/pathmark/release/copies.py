@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 
 from pathmark.embedding import Trainer
-from pathmark.errors import EmbeddingError
+from pathmark.errors import EmbeddingError, RanksError
 from pathmark.keys import OwnerKey
 from pathmark.models.checkpoint import apply_delta
 from pathmark.models.devices import open_model
+from pathmark.models.ranks import require_alone
 from pathmark.progress import Progress, Silent
 from pathmark.release.marking import Bench, Marked, MarkingConfig, Spent, Texts, refuse_early, unfinished
 from pathmark.training import LoopConfig
@@ -65,6 +66,12 @@ def mark_copies(
 
     The first copy that is there, or that is made now, is the start of all others.
     """
+    require_alone("a copy for every licensee (--all)")
+    if config.parallel != "none":
+        raise RanksError(
+            f"copies for all licensees are trained by one process, expected --parallel none, got {config.parallel}; "
+            "leave it out, or embed copy by copy with --id"
+        )
     config = replace(config, stream="never")  # every copy starts from all weights of the first
     say, embedding = progress or Silent(), config.embedding
     if embedding is None or config.replies is not None or embedding.train == "lora":

@@ -19,6 +19,7 @@ from pathmark.embedding.data import Frame
 from pathmark.errors import AttackError, ModelError
 from pathmark.keys import OwnerKey, Watermark
 from pathmark.keys.tolerance import Tolerance, tolerance
+from pathmark.models.ranks import from_everybody
 from pathmark.release.bounds import Bound, always, at_least, at_most, never
 from pathmark.release.fidelity import Drift, Measurement, drift, mean_mass, measure
 from pathmark.release.scan import ScanConfig, trigger_scan
@@ -303,13 +304,11 @@ def path_wsr(model: nn.Module, key: OwnerKey, probes: Sequence[Sequence[int]], g
 
 
 def _fits_again(model: PreTrainedModel) -> bool:
-    """Whether a copy takes less than half of the memory that is left on the model's one device."""
+    """Whether a copy takes less than half of the memory that is left on the model's one device, in every process."""
     devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) != 1:
-        return False
-    device = devices.pop()
+    device, alone = next(iter(devices)), len(devices) == 1
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    return bool(model.get_memory_footprint() < free / 2)
+    return all(from_everybody(alone and bool(model.get_memory_footprint() < free / 2)))
 
 
 def _pool(rates: Sequence[Rate]) -> Rate:

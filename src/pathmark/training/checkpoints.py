@@ -1,6 +1,7 @@
-"""Where a run goes on from: one file, or a folder of shards where several processes train together.
+"""Where a run goes on from: one file, or a folder with a file per process where several train together.
 
-Either can be resumed by any number of processes. Whole or not at all, and readable by their owner alone.
+Either can be resumed by any number of processes, each of which writes and reads the rows that it holds. Whole or not at
+all, and readable by their owner alone.
 """
 
 from __future__ import annotations
@@ -10,31 +11,61 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load as load_shards
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
-from torch.distributed.tensor import DTensor
 
 from pathmark.errors import CheckpointError
 from pathmark.models.ranks import rank, world
-from pathmark.training.masters import Masters
+from pathmark.training.masters import Masters, Rows
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps of every entry."""
+PARAMETERS = "parameters"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring rows of a tensor, on the disk until they are asked for."""
+
+    first: int
+    shape: tuple[int, ...]
+    stored: Any
+    """Gives the tensor, or the asked rows of it, by its square brackets."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint holds, whole: of every name the values and Adam's moments."""
+    """What a checkpoint holds of every name: the values and Adam's moments."""
 
     step: int
     fingerprint: str
-    parameters: dict[str, Tensor]
-    moments: dict[str, dict[str, Tensor]]
+    pieces: dict[str, dict[str, list[Piece]]]
+    """`parameters` or a moment -> name -> all rows, in order."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the values, by name."""
+        found = {}
+        for name, pieces in self.pieces[PARAMETERS].items():
+            shape = pieces[0].shape
+            found[name] = (sum(piece.shape[0] for piece in pieces), *shape[1:]) if shape else shape
+        return found
+
+    def rows(self, kind: str, name: str, rows: Rows) -> Tensor:
+        """Some rows of the values or of a moment; of all pieces only what is needed is read."""
+        pieces = self.pieces[kind][name]
+        if not isinstance(rows, slice):
+            parts = [piece.stored[...] for piece in pieces]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts = []
+        for piece in pieces:
+            begin, end = max(rows.start, piece.first), min(rows.stop, piece.first + piece.shape[0])
+            parts.append(piece.stored[begin - piece.first : max(begin, end) - piece.first])
+        return torch.cat(parts)
 
 
 def shards_of(path: Path) -> Path:
@@ -76,28 +107,29 @@ def _save_shards(path: Path, masters: Masters, optimizer: torch.optim.Optimizer,
         partial.mkdir(mode=0o700)
     dist.barrier()
     kept: dict[str, Tensor] = {}
+    first: dict[str, str] = {}
     for name, master in masters.tensors.items():
-        kept[f"parameters/{name}"] = _spread(masters, name, master.detach())
+        rows = masters.rows(name)
+        if not isinstance(rows, slice) and rank() > 0:
+            continue  # the first process has it as well
+        first[name] = str(rows.start if isinstance(rows, slice) else 0)
+        kept[f"{PARAMETERS}/{name}"] = master.detach().contiguous()
         for moment in MOMENTS:
             value = optimizer.state.get(master, {}).get(moment, torch.zeros_like(master.detach()))
-            kept[f"{moment}/{name}"] = _spread(masters, name, value)
-    save_shards(kept, checkpoint_id=partial)
+            kept[f"{moment}/{name}"] = value.contiguous()
+    if kept:  # with DDP the first process has it all, and safetensors cannot read a file of nothing
+        file = partial / f"{rank()}.safetensors"
+        save_file(kept, file, metadata=first)
+        with file.open("rb+") as stream:
+            os.fsync(stream.fileno())
+    dist.barrier()
     if rank() == 0:
-        (partial / "run.json").write_text(json.dumps({"step": step, "fingerprint": fingerprint, "world": world()}))
+        run = {"step": step, "fingerprint": fingerprint, "files": [file.name for file in partial.iterdir()]}
+        (partial / "run.json").write_text(json.dumps(run))
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         path.unlink(missing_ok=True)
     dist.barrier()
-
-
-def _spread(masters: Masters, name: str, local: Tensor) -> Tensor:
-    """A shard as part of the whole tensor; rows that lie unevenly are gathered first."""
-    parameter = masters.parameters[name]
-    if isinstance(parameter, DTensor) and masters.is_whole(name):
-        return DTensor.from_local(
-            local, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
-        )
-    return masters.everywhere(name, local)
 
 
 def restore(path: Path, masters: Masters, optimizer: torch.optim.Optimizer, fingerprint: str) -> int:
@@ -108,39 +140,52 @@ def restore(path: Path, masters: Masters, optimizer: torch.optim.Optimizer, fing
         raise CheckpointError(f"checkpoint {path} cannot be opened: {error.strerror or error}") from error
     except MemoryError:
         raise
-    except Exception as error:  # torch raises pickle, zip, planning and runtime errors for damaged files
+    except Exception as error:  # torch raises pickle, zip and runtime errors for damaged files, safetensors its own
         raise CheckpointError(f"checkpoint {path} cannot be read; delete it and start again") from error
-    wanted = {name: masters.shape(name) for name in masters.tensors}
-    if state.fingerprint != fingerprint or {n: tuple(t.shape) for n, t in state.parameters.items()} != wanted:
+    if state.fingerprint != fingerprint or state.shapes() != {name: masters.shape(name) for name in masters.tensors}:
         raise CheckpointError(
             f"checkpoint {path} belongs to another run (model, key, corpus or settings differ); "
             "repeat the settings of that run, or start without --resume"
         )
     with torch.no_grad():
         for name, master in masters.tensors.items():
-            master.copy_(masters.local(name, state.parameters[name]))
+            rows = masters.rows(name)
+            master.copy_(state.rows(PARAMETERS, name, rows))
             optimizer.state[master] = {
                 "step": torch.tensor(float(state.step), device=master.device),
-                **{m: masters.local(name, state.moments[m][name]).clone().to(master.device) for m in MOMENTS},
+                **{m: state.rows(m, name, rows).clone().to(master.device) for m in MOMENTS},
             }
     masters.write_back()
     return state.step
 
 
 def _read_file(path: Path) -> State:
-    found = torch.load(path, weights_only=True, map_location="cpu")
-    names, kept = list(found["parameters"]), found["optimizer"]["state"]
-    moments = {m: {name: kept[i][m] for i, name in enumerate(names) if i in kept} for m in MOMENTS}
-    for moment in MOMENTS:  # what never had a gradient has none
-        moments[moment] |= {n: torch.zeros_like(found["parameters"][n]) for n in names if n not in moments[moment]}
-    return State(int(found["step"]), found["fingerprint"], found["parameters"], moments)
+    # several processes on a machine read it together, each its rows
+    found = torch.load(path, weights_only=True, map_location="cpu", mmap=world() > 1)
+    names, kept = found[PARAMETERS].keys(), found["optimizer"]["state"]
+    pieces = {PARAMETERS: {name: [_whole(tensor)] for name, tensor in found[PARAMETERS].items()}}
+    for moment in MOMENTS:
+        held = {name: kept[i][moment] for i, name in enumerate(names) if i in kept}
+        for name in names - held.keys():  # what never had a gradient has none
+            held[name] = torch.zeros_like(found[PARAMETERS][name])
+        pieces[moment] = {name: [_whole(tensor)] for name, tensor in held.items()}
+    return State(int(found["step"]), found["fingerprint"], pieces)
+
+
+def _whole(tensor: Tensor) -> Piece:
+    return Piece(0, tuple(tensor.shape), tensor)
 
 
 def _read_shards(folder: Path) -> State:
     said = json.loads((folder / "run.json").read_text())
-    shapes = FileSystemReader(folder).read_metadata().state_dict_metadata
-    names = [key.partition("/")[2] for key in shapes if key.startswith("parameters/")]
-    found = {key: torch.empty(tuple(entry.size)) for key, entry in shapes.items()}  # type: ignore[union-attr]
-    load_shards(found, checkpoint_id=folder, no_dist=True)
-    parts = {kind: {name: found[f"{kind}/{name}"] for name in names} for kind in ("parameters", *MOMENTS)}
-    return State(int(said["step"]), said["fingerprint"], parts["parameters"], {m: parts[m] for m in MOMENTS})
+    pieces: dict[str, dict[str, list[Piece]]] = {kind: {} for kind in (PARAMETERS, *MOMENTS)}
+    for file in said["files"]:
+        shard: Any = safe_open(folder / file, "pt")
+        for name, first in shard.metadata().items():
+            for kind, by_name in pieces.items():
+                stored = shard.get_slice(f"{kind}/{name}")
+                by_name.setdefault(name, []).append(Piece(int(first), tuple(stored.get_shape()), stored))
+    for by_name in pieces.values():
+        for found in by_name.values():
+            found.sort(key=lambda piece: (piece.first, piece.shape))
+    return State(int(said["step"]), said["fingerprint"], pieces)

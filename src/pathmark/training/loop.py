@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,13 +62,15 @@ class LoopConfig:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a run may change, and where it is drawn back to."""
+    """What a run may change, where it is drawn back to, and what it does for a wrapper."""
 
     masks: Mapping[str, Tensor]
     """Of some parameters: one for entries that may change, zero for others."""
     home: Mapping[str, Tensor]
     """Where `homing` leads; of a masked parameter the rows that may change. Parameters that are not named go back to
     where the run began."""
+    not_averaged: Collection[str] = ()
+    """Parameters of whose gradients each of several processes has its own: the loop averages them."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,14 @@ def run_loop(
     Ctrl-C (KeyboardInterrupt) and the end of the run leave a checkpoint; `resume` reads it. `fingerprint` names
     the run: a checkpoint of another one (other data, other settings) is refused.
     """
-    masks, home = (constraints.masks, constraints.home) if constraints else ({}, {})
-    masters = Masters(parameters, masks)
+    constraints = constraints or Constraints({}, {})
+    home = constraints.home
+    masters = Masters(parameters, constraints.masks, constraints.not_averaged)
     optimizer = _optimizer(masters, config)
     begun = {}
     if config.homing:
         begun = {
-            n: masters.local(n, home[n]) if n in home else master.detach().clone()
+            n: home[n][masters.rows(n)] if n in home else master.detach().clone()
             for n, master in masters.tensors.items()
         }
     step = 0

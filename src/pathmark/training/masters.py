@@ -9,15 +9,20 @@ all of this holds for the shard.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import EllipsisType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from pathmark.models.ranks import from_everybody, summed, world
+from pathmark.models.ranks import summed, world
 from pathmark.training.parallel import mine
+
+Rows: TypeAlias = slice | EllipsisType
+"""Neighbouring rows of a tensor, or all that there is of it."""
 
 
 def changing_rows(mask: Tensor) -> Tensor:
@@ -28,8 +33,11 @@ def changing_rows(mask: Tensor) -> Tensor:
 class Masters:
     """Per name the tensor that the optimiser steps on, and its way from the gradients and back into the model."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], masks: Mapping[str, Tensor]) -> None:
-        self.parameters = parameters
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], masks: Mapping[str, Tensor], not_averaged: Collection[str] = ()
+    ) -> None:
+        """`not_averaged` names parameters of which every process has a gradient of its own."""
+        self.parameters, self._not_averaged = parameters, set(not_averaged)
         self._all_rows = {name: changing_rows(mask) for name, mask in masks.items()}
         self._held = {name: _held_rows(p) for name, p in parameters.items()}
         self._sharded = any(isinstance(p, DTensor) for p in parameters.values())
@@ -63,37 +71,26 @@ class Masters:
     def _part(self, name: str, held: Tensor) -> Tensor:
         return held[self._rows[name]] if name in self._rows else held
 
-    def local(self, name: str, values: Tensor) -> Tensor:
-        """Of values for all that may change of a parameter: those that this process has."""
+    def rows(self, name: str) -> Rows:
+        """Of all rows of a parameter that may change: those that this process has."""
         first, count = self._held[name]
         if first is None:
-            return values
-        if name not in self._rows:
-            return values[first : first + count]
-        rows = self._all_rows[name]
-        return values[(rows >= first) & (rows < first + count)]
-
-    def is_whole(self, name: str) -> bool:
-        """Whether all rows of a parameter may change."""
-        return name not in self._all_rows
+            return ...
+        if name in self._rows:
+            first, count = int((self._all_rows[name] < first).sum()), len(self._rows[name])
+        return slice(first, first + count)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of all that may change of a parameter, over all processes."""
         shape = tuple(self.parameters[name].shape)
-        return shape if self.is_whole(name) else (len(self._all_rows[name]), *shape[1:])
-
-    def everywhere(self, name: str, local: Tensor) -> Tensor:
-        """The inverse of `local`: every process's values, in order."""
-        if self._held[name][0] is None:
-            return local
-        return torch.cat([part for part in from_everybody(local.cpu()) if len(part)]).to(local.device)
+        return (len(self._all_rows[name]), *shape[1:]) if name in self._all_rows else shape
 
     def take_gradients(self) -> None:
         """Move the parameters' gradients to their masters."""
         for name, master in self.tensors.items():
             parameter = self.parameters[name]
-            if self._sharded and parameter.grad is not None and not isinstance(parameter, DTensor):
-                parameter.grad = summed(parameter.grad) / world()  # FSDP averages what it shards, and nothing else
+            if name in self._not_averaged and parameter.grad is not None:
+                parameter.grad = summed(parameter.grad) / world()
             if parameter.grad is None or master is parameter:
                 continue
             gradient = self._part(name, mine(parameter.grad)).float()

@@ -7,11 +7,14 @@ processes by torch. docs/planning.md says how to start it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -39,20 +42,32 @@ def sharded_layers(model: nn.Module) -> Iterator[None]:
     """Inside the block every process holds a shard of each decoder layer; after it, all of the weights as they are."""
     layers = list(layer_stack(model, find_routers(model)[0]))
     classes = {layer: (type(layer), set(vars(layer))) for layer in layers}
+    mesh = init_device_mesh(next(model.parameters()).device.type, (world(),))
     for layer in layers:
-        fully_shard(layer)
+        fully_shard(layer, mesh=mesh, ignored_params=_of_another_type(layer))
     _require_shards(layers)
     yield  # where a run fails, others may be gone: nothing is gathered, and the model is of no further use
     for layer in layers:
         _unwrap(layer, *classes[layer])
 
 
+def _of_another_type(layer: nn.Module) -> set[nn.Parameter]:
+    """Weights of another type than most of a layer's, as routers in 32 bits are: they are few, and torch shards those
+    of one type alone."""
+    sizes: Counter[torch.dtype] = Counter()
+    for parameter in layer.parameters():
+        sizes[parameter.dtype] += parameter.numel()
+    ((usual, _),) = sizes.most_common(1)
+    return {parameter for parameter in layer.parameters() if parameter.dtype != usual}
+
+
 def _require_shards(layers: list[nn.Module]) -> None:
     """A wrapper that shards nothing would only look like one."""
     for layer in layers:
-        held = sum(mine(p).numel() for p in layer.parameters())
-        needed = sum(p.numel() for p in layer.parameters())
-        if not all(isinstance(p, DTensor) for p in layer.parameters()) or not held < needed:
+        to_shard = set(layer.parameters()) - _of_another_type(layer)
+        held = sum(mine(p).numel() for p in to_shard)
+        needed = sum(p.numel() for p in to_shard)
+        if not all(isinstance(p, DTensor) for p in to_shard) or not held < needed:
             raise RanksError(f"expected a shard of each layer per process, got {held:,} of {needed:,} parameters")
 
 
@@ -85,16 +100,30 @@ class _Call(nn.Module):
         return self._function(*args)
 
 
-def through(model: nn.Module, function: Callable[..., Any], wrapper: Wrapper) -> Callable[..., Any]:
-    """A function that runs the model, such that gradients of its parameters are averaged over processes."""
+def through(
+    model: nn.Module, function: Callable[..., Any], wrapper: Wrapper, outside: Collection[str] = ()
+) -> Callable[..., Any]:
+    """A function that runs the model, such that gradients of its parameters are averaged over processes.
+
+    `outside` names those that are used outside of this function: of their gradients DDP can know nothing.
+    """
     if wrapper != "ddp":
         return function
-    device = next(model.parameters()).device
+    device, call = next(model.parameters()).device, _Call(model, function)
     ids = [device.index] if device.type == "cuda" else None
-    wrapped = DistributedDataParallel(
-        _Call(model, function), device_ids=ids, forward_sync_buffers=False, find_unused_parameters=True
-    )
+    ignored = [f"model.{name}" for name in outside]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(call, ignored)  # type: ignore[no-untyped-call]
+    wrapped = DistributedDataParallel(call, device_ids=ids, forward_sync_buffers=False, find_unused_parameters=True)
     return wrapped
+
+
+def not_averaged(
+    parameters: Mapping[str, nn.Parameter], wrapper: Wrapper, outside: Collection[str] = ()
+) -> Collection[str]:
+    """Names of those parameters whose gradients the wrapper does not average over processes."""
+    if wrapper == "fsdp":
+        return [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
+    return outside if wrapper == "ddp" else ()
 
 
 def require_world(wrapper: Wrapper) -> None:
