@@ -16,9 +16,10 @@ from pathmark.front_door.embed import Embedded, amended_file, asked_once, keep_r
 from pathmark.front_door.embed_plan import EmbedPlan
 from pathmark.front_door.keys import KeyLike, key_file, open_key
 from pathmark.keys import OwnerKey, Registry
+from pathmark.keys.digests import file_digest
 from pathmark.keys.keyfile import PassphraseSource
 from pathmark.models import inspect_model
-from pathmark.models.checkpoint import base_digest, file_digest
+from pathmark.models.checkpoint import base_digest
 from pathmark.models.loading import local_folder
 from pathmark.models.ranks import require_alone
 from pathmark.progress import Progress
