@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 STAMP := .venv/.installed
 DOCS := .venv/.installed-docs
 
-.PHONY: setup test lint types unit test-slow test-quant bench demo train-tiny train-zoo docs clean
+.PHONY: setup test lint types unit test-slow test-gguf test-quant bench demo train-tiny train-zoo docs clean
 
 setup: $(STAMP)
 
@@ -29,7 +29,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow and not gguf"
 
 # Pages are also looked at with axe-core, in Chromium; where npm is not there, that part is skipped.
 AXE := .venv/node_modules/axe-core/axe.min.js
@@ -38,6 +38,11 @@ $(AXE): setup
 
 test-slow: setup $(AXE)
 	$(BIN)/pytest -n 2 -m slow
+
+# llama.cpp's converter and server, as packages with nothing to build.
+test-gguf: setup
+	$(PIP) -c constraints.txt -e ".[llama-cpp]"
+	$(BIN)/pytest -m gguf
 
 # gptqmodel pins another numpy than ours, so real quantizers get an environment of their own.
 QUANT := .venv-quant

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from pathmark.front_door.trace import Traced as Traced
     from pathmark.front_door.trace import trace as trace
     from pathmark.front_door.trace import trace_routes as trace_routes
+    from pathmark.front_door.unpack import UnpackedFolder as UnpackedFolder
+    from pathmark.front_door.unpack import unpack as unpack
     from pathmark.front_door.verify import RoutesConfig as RoutesConfig
     from pathmark.front_door.verify import Verification as Verification
     from pathmark.front_door.verify import VerifyConfig as VerifyConfig
@@ -115,6 +117,7 @@ _HOMES = {
     "front_door.schemes": "MadeSchemeKey SchemeEmbedded SchemePlan SchemeVerification embed_scheme make_scheme_key "
     "verify_scheme",
     "front_door.trace": "TraceConfig Traced trace trace_routes",
+    "front_door.unpack": "UnpackedFolder unpack",
     "front_door.verify": "RoutesConfig Verification VerifyConfig verify verify_routes",
     "front_door.verify_api": "ApiConfig verify_api",
     "keys": "OwnerKey Registry load_key open_claim",

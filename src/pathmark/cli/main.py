@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "key": ("pathmark.cli.key", "Show, reveal, back up and restore a key; change its passphrase."),
     "embed": ("pathmark.cli.embed", "Put a key's watermarks into a model and check the result."),
     "apply": ("pathmark.cli.apply", "Rebuild a marked model from its original and a delta."),
+    "unpack": ("pathmark.cli.unpack", "Unpack a GGUF file into a folder that verify and trace read."),
     "verify": ("pathmark.cli.verify", "Test whether a key's mark is in a model's weights."),
     "verify-api": ("pathmark.cli.verify_api", "Test whether a key's mark is in what an API replies."),
     "verify-routes": ("pathmark.cli.verify_routes", "Test whether a key's mark is in routes that an engine recorded."),

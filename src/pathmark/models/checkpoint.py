@@ -260,13 +260,17 @@ def _overwrite(
 
 
 def write_model(model: PreTrainedModel, tokenizer: Any, out: Path) -> None:
-    """A model of whatever shapes as a new folder, in the hub's layout; `out` appears whole or not at all."""
+    """A model of whatever shapes as a new folder, in the hub's layout; `out` appears whole or not at all.
+
+    The tokenizer may be None, where there is none.
+    """
     if out.exists():
         raise ModelError(f"{out} already exists; choose another name, nothing is overwritten")
     out.parent.mkdir(parents=True, exist_ok=True)
     with _staged(out) as stage:
         model.save_pretrained(stage)
-        tokenizer.save_pretrained(stage)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(stage)
 
 
 def apply_delta(base: Path, delta: Path, out: Path, progress: Callable[[str], None] | None = None) -> None:
