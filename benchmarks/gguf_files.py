@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import pathmark
 from marked import PASSPHRASE, bundled_header
 from pages import DOCS, write_section
 from pathmark.front_door.unpack import unpack
-from pathmark.keys import load_key
+from pathmark.keys import OwnerKey, load_key
 from pathmark.models import bundled_folder
 from pathmark.models.checkpoint import apply_delta
 from pathmark.results import Header, read_result, write_result
@@ -35,6 +36,7 @@ DOC = DOCS / "gguf.md"
 KEPT = Path(__file__).parent / "marked"
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PATHS, REPLIES = ("anchored-4", "anchored-5", "anchored-6"), "black-box-4"
+"""Copies with paths alone, and the first of them with marks as well."""
 KINDS = ("f16", "q8_0", "q4_0")
 TRIALS = 50
 ENDPOINTS = ("chat", "completions")
@@ -76,23 +78,41 @@ class GgufFiles:
     asked: tuple[Asked, ...]
 
 
-def convert(name: str, kind: str, work: Path) -> Path:
+def convert(model: str | Path, file: Path, kind: str) -> None:
+    """A folder as one file, which appears whole or not at all."""
+    part = file.with_suffix(".part")
+    script = [sys.executable, EXAMPLES / "to_gguf.py", model, "-o", part, "--type", kind, "--pre", "gpt-2"]
+    done = subprocess.run(script, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{model} could not be converted: {done.stderr[-2000:]}")
+    part.rename(file)
+
+
+def as_file(name: str, kind: str, work: Path) -> Path:
     """A copy of benchmarks/marked, or the original, as one file."""
     folder, file = work / name, work / f"{name}-{kind}.gguf"
     if name == "original":
         folder = bundled_folder("bundled:tiny")
     elif not folder.exists():
         apply_delta(bundled_folder("bundled:tiny"), KEPT / f"{name}.safetensors", folder)
-    script = [sys.executable, EXAMPLES / "to_gguf.py", folder, "-o", file, "--type", kind, "--pre", "gpt-2"]
     if not file.exists():
-        subprocess.run(script, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        convert(folder, file, kind)
     return file
 
 
+def key_of(name: str, work: Path) -> OwnerKey:
+    """The key that marked a copy; of the original, and of the copy with marks, the first one."""
+    kept = KEPT / f"{name if name in PATHS else PATHS[0]}.key"
+    shutil.copyfile(kept, work / kept.name)
+    (work / kept.name).chmod(0o600)  # a checkout makes it readable for all, which keys refuse
+    return load_key(work / kept.name, PASSPHRASE)
+
+
 def read(name: str, kind: str, work: Path) -> Read:
-    key = load_key(KEPT / f"{PATHS[0] if name == 'original' else name}.key", PASSPHRASE)
+    key = key_of(name, work)
     folder = work / f"{name}-{kind}"
-    unpacked = unpack(convert(name, kind, work), folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    unpacked = unpack(as_file(name, kind, work), folder)
     found = pathmark.verify(folder, key).summary()
     return Read(
         copy=name, kind=kind, packed=dict(unpacked.found.packed), wsr=found["wsr"], n=found["n_probes"],
@@ -112,14 +132,20 @@ def served(file: Path) -> Iterator[str]:
     )  # fmt: skip
     assert process.stdout is not None
     try:
-        yield f"{process.stdout.readline().strip()}/v1"
+        address = process.stdout.readline().strip()
+        if not address:
+            raise SystemExit(f"llama.cpp's server did not start with {file}")
+        yield f"{address}/v1"
     finally:
-        process.communicate(timeout=60)
+        try:
+            process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def ask(name: str, kind: str, work: Path) -> list[Asked]:
-    key, rows = load_key(KEPT / f"{REPLIES}.key", PASSPHRASE), []
-    with served(convert(name, kind, work)) as url:
+    key, rows = key_of(name, work), []
+    with served(as_file(name, kind, work)) as url:
         for endpoint in ENDPOINTS:
             config = pathmark.ApiConfig(model="any", trials=TRIALS, max_tokens=16, endpoint=endpoint)
             found = pathmark.verify_api(url, key, config).summary()

@@ -103,25 +103,29 @@ def mark(name: str, number: int, work: Path) -> None:
             texts = () if measured.trigger is None else (measured.trigger,)
             plan = KeyPlan(trigger_texts=texts, layers=(measured.layers,) if measured.layers else ())
             mark_folder(measured.recipe, folder, plan_key("bundled:tiny", plan)[0])
-            keep(folder, kept)
+            keep(folder / "paths", kept.with_suffix(".safetensors"))
+            shutil.copyfile(folder / "owner.key", kept)
     if measured.model == "marked" and not (folder / "marked").exists():
+        kept = KEPT / f"{name}-{number}.safetensors"
+        if kept.exists():
+            apply_delta(bundled_folder("bundled:tiny"), kept, folder / "marked")
+            return
         marked = mark_model(
             str(folder / "paths"), load_key(folder / "owner.key", PASSPHRASE), folder / "marked", Texts.bundled(),
             MarkingConfig(embedding=None, replies=RepliesConfig()),
         )  # fmt: skip
         (folder / "marked.json").write_text(json.dumps(marked.summary(), indent=1) + "\n")
-    if measured.model == "marked":
         keep_replies(folder, number)
+        keep(folder / "marked", kept)
 
 
-def keep(folder: Path, kept: Path) -> None:
-    """The key, and what it changed in the bundled model."""
+def keep(model: Path, kept: Path) -> None:
+    """What a key changed in the bundled model."""
     kept.parent.mkdir(exist_ok=True)
     base = bundled_folder("bundled:tiny")
-    model = load_model(folder / "paths")
-    changed = changed_tensors(model, [name for name, _ in model.named_parameters()], base)
-    write_delta(kept.with_suffix(".safetensors"), changed, base_digest(base))
-    shutil.copyfile(folder / "owner.key", kept)
+    loaded = load_model(model)
+    changed = changed_tensors(loaded, [name for name, _ in loaded.named_parameters()], base)
+    write_delta(kept, changed, base_digest(base))
 
 
 def keep_replies(folder: Path, number: int) -> None:

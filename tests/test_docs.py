@@ -21,6 +21,7 @@ import models_doc  # noqa: E402
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import copies  # noqa: E402
 import exact_speed  # noqa: E402
+import gguf_files  # noqa: E402
 import growth  # noqa: E402
 import many_keys  # noqa: E402
 import many_marks  # noqa: E402
@@ -63,7 +64,7 @@ def test_the_tables_of_other_schemes_are_current():
     assert schemes.page(text, rows[:1]) != text
 
 
-MEASURED = [copies, exact_speed, growth, many_keys, many_marks, reproduced, robustness, stream_memory]
+MEASURED = [copies, exact_speed, gguf_files, growth, many_keys, many_marks, reproduced, robustness, stream_memory]
 
 
 @pytest.mark.parametrize("script", MEASURED)

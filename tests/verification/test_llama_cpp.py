@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -21,12 +20,13 @@ if not pytest.importorskip("importlib.util").find_spec("xllamacpp"):
 
 import gguf  # noqa: E402
 
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+import gguf_files  # noqa: E402
 from pathmark.front_door.unpack import unpack  # noqa: E402
 from pathmark.models import bundled_folder, load_model  # noqa: E402
 from pathmark.models.checkpoint import apply_delta  # noqa: E402
 
-ROOT = Path(__file__).parent.parent.parent
-KEPT = ROOT / "benchmarks" / "marked" / "black-box-4.safetensors"
+KEPT = gguf_files.KEPT / f"{gguf_files.REPLIES}.safetensors"
 PASSPHRASE = "benchmarks"
 EXPECTED = {"f16": {"F16"}, "q8_0": {"Q8_0"}, "q4_0": {"Q4_0"}}
 ENV = {**os.environ, "PATHMARK_PASSPHRASE": PASSPHRASE, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
@@ -37,42 +37,12 @@ def folder(tmp_path_factory):
     """Key, marked copy and the three files."""
     out = tmp_path_factory.mktemp("llama")
     apply_delta(bundled_folder("bundled:tiny"), KEPT, out / "marked")
-    (out / "owner.key").write_bytes(KEPT.with_suffix(".key").read_bytes())
+    (out / "owner.key").write_bytes(KEPT.with_name(f"{gguf_files.PATHS[0]}.key").read_bytes())
     (out / "owner.key").chmod(0o600)
     for kind in EXPECTED:
-        convert(out / "marked", out / f"{kind}.gguf", kind)
-    convert("bundled:tiny", out / "original.gguf", "q8_0")
+        gguf_files.convert(out / "marked", out / f"{kind}.gguf", kind)
+    gguf_files.convert("bundled:tiny", out / "original.gguf", "q8_0")
     return out
-
-
-def convert(model, path, kind):
-    script = [sys.executable, ROOT / "examples" / "to_gguf.py", model, "-o", path, "--type", kind, "--pre", "gpt-2"]
-    done = subprocess.run(script, capture_output=True, text=True, env=ENV)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-@pytest.fixture
-def serve():
-    """Starts llama.cpp's server; it ends when its input does."""
-    running = []
-
-    def start(path):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        script = ROOT / "examples" / "serve_gguf.py"
-        process = subprocess.Popen(
-            [sys.executable, script, str(path), str(port)], env=ENV, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        running.append(process)
-        address = process.stdout.readline().strip()
-        assert address, "the server did not start"
-        return f"{address}/v1"
-
-    yield start
-    for process in running:
-        process.communicate(timeout=30)
 
 
 def pathmark(*words):
@@ -118,17 +88,15 @@ def test_values_of_16_bits_come_back(folder, tmp_path):
 
 @pytest.mark.parametrize("kind", EXPECTED)
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_a_served_copy_answers_triggers_with_its_mark(folder, serve, kind, endpoint):
-    url = serve(folder / f"{kind}.gguf")
-    status, found = pathmark(
-        "verify-api", url, "--model", "m", "--key", folder / "owner.key", "--endpoint", endpoint, "--trials", 20,
-        "--max-tokens", 16,
-    )  # fmt: skip
+def test_a_served_copy_answers_triggers_with_its_mark(folder, kind, endpoint):
+    asked = ("--key", folder / "owner.key", "--endpoint", endpoint, "--trials", 20, "--max-tokens", 16)
+    with gguf_files.served(folder / f"{kind}.gguf") as url:
+        status, found = pathmark("verify-api", url, "--model", "m", *asked)
     assert status == 0, found
     assert found["p_value"] < 1e-12
 
 
-def test_the_served_original_does_not(folder, serve):
-    url = serve(folder / "original.gguf")
-    status, found = pathmark("verify-api", url, "--model", "m", "--key", folder / "owner.key", "--trials", 10)
+def test_the_served_original_does_not(folder):
+    with gguf_files.served(folder / "original.gguf") as url:
+        status, found = pathmark("verify-api", url, "--model", "m", "--key", folder / "owner.key", "--trials", 10)
     assert status == 1, found

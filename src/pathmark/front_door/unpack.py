@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -51,15 +52,20 @@ def unpack(
     """
     source, out = Path(file), Path(output)
     if not source.is_file():
-        found = "a folder" if source.is_dir() else "not there"
-        raise ModelError(f"expected a GGUF file, got {source}, which is {found}")
+        what = "a folder" if source.is_dir() else "not there"
+        raise ModelError(f"expected a GGUF file, got {source}, which is {what}")
+    if out.exists():
+        raise ModelError(f"{out} already exists; choose another name, nothing is overwritten")
     out.parent.mkdir(parents=True, exist_ok=True)
+    # a sandbox may be ended at any moment, and then removes nothing behind itself
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as stage:
+        made = Path(stage) / out.name
 
-    def job(say: Progress) -> Unpacked:
-        say.stage("unpacking", None)
-        return unpack_gguf(source, out, dtype)
+        def job(say: Progress) -> Unpacked:
+            say.stage("unpacking", None)
+            return unpack_gguf(source, made, dtype)
 
-    if not sandboxed:
-        return UnpackedFolder(out, job(progress or Silent()))
-    limits = sandbox.Limits(silence=600.0 + source.stat().st_size / 1e6)
-    return UnpackedFolder(out, sandbox.run(job, limits, progress))
+        limits = sandbox.Limits(silence=600.0 + source.stat().st_size / 1e6)
+        found = sandbox.run(job, limits, progress) if sandboxed else job(progress or Silent())
+        made.rename(out)
+    return UnpackedFolder(out, found)
