@@ -31,7 +31,6 @@ def run(names: list[str], model: str, work: Path, corpora: Path, keys: int) -> N
     """Measure, and keep each result as soon as it is there."""
     short = Path(model).name.replace(":", "-")
     kept, folder = RESULTS / short, work / short
-    kept.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         file = kept / f"{name}.json"
@@ -39,6 +38,7 @@ def run(names: list[str], model: str, work: Path, corpora: Path, keys: int) -> N
             shutil.copyfile(file, folder / file.name)
         with training_bar(quiet=False) as bar:
             found = reproduce(name, folder, ReproducePlan(model=model, keys=keys, corpora=corpora), progress=bar)
+        kept.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / file.name, file)
         print(found.words(), flush=True)
 

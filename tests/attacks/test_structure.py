@@ -25,6 +25,7 @@ from pathmark.attacks.surgery import (
     drop_layers,
     duplicate_experts,
     merge_experts,
+    part_of,
     remove_experts,
     similar_pairs,
 )
@@ -194,6 +195,11 @@ def test_surgery_survives_a_save_and_a_load(name, kind, tmp_path):
     assert (logits(again) - logits(after)).abs().max() < 1e-5
     expected = {"remove": 6, "merge": 6, "duplicate": 10, "drop": 8}[kind]
     assert {site.n_experts for site in find_routers(again)} == {expected}
+
+
+def test_a_share_of_one_is_one():
+    assert [part_of(1 / n, n) for n in range(1, 400)] == [1] * 399
+    assert (part_of(0.57, 100), part_of(0.3, 64), part_of(0.999, 1000), part_of(0.09, 10)) == (57, 19, 999, 0)
 
 
 def test_the_least_used_experts_go_and_the_rest_keeps_its_order():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +19,10 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from pathmark.baselines import configure, find_scheme
 from pathmark.baselines.eaaw import EaaW, EaaWConfig
 from pathmark.baselines.green import GreenLists
-from pathmark.embedding import default_config
+from pathmark.embedding import RepliesConfig, default_config
 from pathmark.errors import AttackError, ModelError, PathmarkError, ResultError
 from pathmark.evaluate.expert_parallel import PAPER_OVERHEAD
+from pathmark.evaluate.reproduce import bench as reproduce_bench
 from pathmark.evaluate.reproduce import recipes, robustness
 from pathmark.evaluate.reproduce.bench import QUICK, Bench, Size
 from pathmark.evaluate.reproduce.catalog import EXPERIMENTS
@@ -272,6 +275,9 @@ def test_a_sweep_that_leaves_nothing_is_told_and_does_not_end_the_run(bench, mon
     monkeypatch.setattr(robustness, "run_suite", lambda *args, **kwargs: SimpleNamespace(rows=broken))
     with pytest.raises(AttackError, match="every rate that the thief tried"):
         robustness._row(bench, "EaaW", 0, case("none"), [case("router noise, sigma 2")])
+    broken[:] = [case("router noise, sigma 2").without_figures("refused", "too few texts")]
+    with pytest.raises(AttackError, match="refused: too few texts"):
+        robustness._row(bench, "EaaW", 0, case("none"), [case("router noise, sigma 2")])
 
 
 def made_folder(bench, monkeypatch, number=0, **recipe):
@@ -295,6 +301,15 @@ def test_a_copy_is_used_again_only_where_everything_that_decides_it_is_the_same(
         other.setattr(recipes, "default_config", lambda *args: replace(default_config(*args), batch_size=3))
         other.setattr(EaaWConfig, "OWN_RATE", 1.0)
         assert not set(made_folder(fresh, monkeypatch)) & set(first)
+    replied = made_folder(fresh, monkeypatch, replies=True)
+    with monkeypatch.context() as other:  # defaults that no setting names
+        heavier = dataclasses.field(default=9.0)
+        changed = dataclasses.make_dataclass(
+            "Changed", [("weight", float, heavier)], bases=(EaaWConfig,), frozen=True, kw_only=True
+        )
+        other.setattr(find_scheme("eaaw"), "config", changed)
+        other.setattr(reproduce_bench, "RepliesConfig", partial(RepliesConfig, pairs=9))
+        assert not set(made_folder(fresh, monkeypatch, replies=True)) & set(replied)
     held_out = tmp_path / "test.txt"
     held_out.write_text("\n".join(text.replace("\n", " ") for text in bundled_segments()[90:120]))
     home = {**corpora.paths["home"], "test": held_out}

@@ -15,12 +15,10 @@ from embed_helpers import save_family
 
 import pathmark
 from pathmark.cli.main import cli
-from pathmark.embedding import default_config
 from pathmark.errors import EmbeddingError, KeyFileError, ModelError, RanksError
 from pathmark.front_door.embed_all import estimate_embedding
 from pathmark.models import bundled_segments, find_routers, load_model
-from pathmark.release.copies import FURTHER, Licence, copy_name, mark_copies
-from pathmark.release.marking import MarkingConfig, Texts
+from pathmark.release.copies import FURTHER, copy_name
 from pathmark.release.scan import ScanConfig
 
 PLAN = pathmark.EmbedPlan(
@@ -127,6 +125,9 @@ def test_what_is_not_this_licensee_s_copy_is_not_taken_for_one(lab):
     hidden.rename(output)
     with pytest.raises(EmbeddingError, match="was made otherwise: settings differ"):
         embed_all(folder, replace(PLAN, steps=31))
+    assert embed_all(folder, replace(PLAN, recompute=True)).made == {}  # which changes nothing of what comes out
+    with pytest.raises(EmbeddingError, match="expected a key file"):
+        pathmark.embed_all(str(folder / "base"), lab[1], folder / "licensees.db", folder / "copies", PLAN)
     report.unlink()
     with pytest.raises(EmbeddingError, match="no check of it"):
         embed_all(folder)
@@ -151,16 +152,16 @@ def test_a_copy_that_was_not_fit_is_still_not_fit_in_the_next_run(lab):
 
 
 def test_several_processes_are_refused_before_anything_is_written(tmp_path, monkeypatch):
-    def ask(parallel):
-        config = MarkingConfig(embedding=default_config(), parallel=parallel)
-        licences = [Licence("Alpha Ltd", 1, tmp_path / "alpha")]
-        mark_copies("nowhere", None, licences, Texts.bundled(), config, amend=None, finished=None)
+    def ask(parallel):  # nothing of this is there: whatever else was looked at would be the error
+        plan = replace(PLAN, parallel=parallel)
+        pathmark.embed_all("nowhere", tmp_path / "no.key", tmp_path / "no.db", tmp_path / "copies", plan)
 
     with pytest.raises(RanksError, match="expected --parallel none, got fsdp"):
         ask("fsdp")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RanksError, match=r"--all\) is for one process, got 2"):
         ask("fsdp")
+    assert not list(tmp_path.iterdir())
     with pytest.raises(RanksError, match="an estimate is for one process"):
         estimate_embedding(tmp_path, tmp_path / "owner.key")
     with pytest.raises(RanksError, match="another scheme's mark is for one process"):

@@ -25,6 +25,7 @@ from pathmark.attacks.surgery import (
     RemoveExperts,
     check_share,
     merge_experts,
+    part_of,
     remove_experts,
     ungrouped_blocks,
 )
@@ -191,10 +192,11 @@ def _watch_experts(model: PreTrainedModel, rows: list[tuple[int, ...]], kit: Kit
 
 def _lowest(value: dict[int, Tensor], share: float) -> dict[int, list[int]]:
     """The experts of least value; a share that comes to none is no attack."""
+    counts = {n: part_of(share, len(value_E)) for n, value_E in value.items()}
     fewest = min(len(value_E) for value_E in value.values())
-    if int(share * fewest) < 1:
+    if min(counts.values()) < 1:
         raise AttackError(f"{100 * share:g} % of {fewest} experts is not one; expected a share of at least 1/{fewest}")
-    return {n: value_E.argsort(stable=True)[: int(share * len(value_E))].tolist() for n, value_E in value.items()}
+    return {n: value_E.argsort(stable=True)[: counts[n]].tolist() for n, value_E in value.items()}
 
 
 def _check(share: float, samples: int, length: int) -> None:

@@ -10,6 +10,7 @@ Shape suffixes: E experts, H hidden size, B batch, T tokens, N real tokens, L la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -133,7 +134,7 @@ def merge_experts(
     model = copied(model)
     for block in ungrouped_blocks(model):
         count = block.site.n_experts
-        pairs = similar_pairs(block.site.weight, int(config.share * count) // 2)
+        pairs = similar_pairs(block.site.weight, part_of(config.share, count) // 2)
         for first, second in pairs:
             weight = 0.5
             if usage is not None:
@@ -314,7 +315,7 @@ def _chosen(block: MoeBlock, config: RemoveExperts, usage: Usage | None) -> set[
         return gone
     if usage is None or layer not in usage:
         raise ModelError(f"removal by use needs the use of layer {layer}'s experts; pass usage=expert_usage(...)")
-    return set(np.argsort(usage[layer], kind="stable")[: int(config.share * count)].tolist())
+    return set(np.argsort(usage[layer], kind="stable")[: part_of(config.share, count)].tolist())
 
 
 def ungrouped_blocks(model: PreTrainedModel) -> list[MoeBlock]:
@@ -334,6 +335,11 @@ def _recount(model: PreTrainedModel) -> PreTrainedModel:
         raise ModelError(f"a config has one number of experts for all layers, got {counts}; remove equally many")
     set_expert_count(model, next(iter(counts.values())))
     return model
+
+
+def part_of(share: float, count: int) -> int:
+    """A share of so many, rounded down; 1/49 of 49 is one, whatever floating-point numbers say."""
+    return math.floor(share * count + 1e-9)
 
 
 def check_share(share: float) -> None:

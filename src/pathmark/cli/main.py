@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from pathmark.cli._options import Group, processes
+from pathmark.cli._options import Group, processes, speaks
 from pathmark.errors import PathmarkError, RanksError, UnforeseenError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -138,7 +138,7 @@ def _run() -> NoReturn:
 
 def _warn_of_torchrun(code: object) -> None:
     """torchrun ends with 1, our "not marked", whatever its processes end with: nobody may take that for a verdict."""
-    if code in (0, None) or int(os.environ.get("WORLD_SIZE", 1)) < 2 or os.environ.get("RANK") != "0":
+    if code in (0, None) or processes() < 2 or not speaks():
         return
     click.echo(
         f"pathmark: this ended with exit code {code}. torchrun says 1 whatever it was, so its status is no verdict: "

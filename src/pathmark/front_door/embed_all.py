@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from pathmark.models.checkpoint import base_digest
 from pathmark.models.loading import local_folder
 from pathmark.models.ranks import require_alone
 from pathmark.progress import Progress
-from pathmark.release.copies import Licence, copy_name, mark_copies
+from pathmark.release.copies import Licence, copy_name, mark_copies, require_one_process
 from pathmark.release.estimate import Estimate, estimate
 from pathmark.release.marking import Marked, MarkingConfig, Texts
 from pathmark.results.header import texts_digest
@@ -81,7 +81,10 @@ def embed_all(
         copies.fit, list(copies.made)
     """
     started, config = time.monotonic(), config or EmbedPlan()
+    require_one_process(config.parallel)
     phrase, file = asked_once(passphrase), key_file(key)
+    if file is None:
+        raise EmbeddingError("expected a key file, beside which the checks of copies are kept, got a key in memory")
     owner = open_key(key, phrase)
     licences = _licences(registry, owner, Path(output), config)
     texts, marking = _prepared(model, owner, config)
@@ -103,7 +106,10 @@ def embed_all(
 
 def _recipe(model: str | os.PathLike[str], key: OwnerKey, texts: Texts, marking: MarkingConfig) -> dict[str, str]:
     """What decides how a licensee's copy comes out, but for the id."""
-    settings = sha256(repr((marking.embedding, marking.delta)).encode()).hexdigest()
+    how = marking.embedding
+    if how is not None:  # neither changes what comes out
+        how = replace(how, loop=replace(how.loop, recompute=False, checkpoint_every=1))
+    settings = sha256(repr((how, marking.delta)).encode()).hexdigest()
     return {
         "base_sha256": base_digest(local_folder(os.fspath(model))),
         "key": key.fingerprint,
@@ -117,11 +123,12 @@ def _digest(copy: Path) -> str:
     return base_digest(copy) if copy.is_dir() else file_digest(copy)
 
 
-def _fitness(licence: Licence, file: Path | None, recipe: Mapping[str, str]) -> bool:
+def _fitness(licence: Licence, file: Path, recipe: Mapping[str, str]) -> bool:
     """Whether a copy that is there is fit for release. What is no copy of this licensee's is not taken for one."""
     report = report_file(file, licence.output)
     advice = "move it away or choose another folder, and run again"
-    if report is None or not report.exists():
+    assert report is not None
+    if not report.exists():
         raise EmbeddingError(f"{licence.output} is there, but no check of it beside the key file; {advice}")
     try:
         found = json.loads(report.read_text(encoding="utf-8"))

@@ -24,6 +24,7 @@ from pathmark.models.ranks import require_alone
 from pathmark.progress import Progress, Silent
 from pathmark.release.marking import Bench, Marked, MarkingConfig, Spent, Texts, refuse_early, unfinished
 from pathmark.training import LoopConfig
+from pathmark.training.parallel import Wrapper
 
 FURTHER, GENTLER = 0.3, 0.8
 """Of the first copy's steps and warm-up, and of its learning rate, so much for each further one."""
@@ -49,6 +50,16 @@ def further_loop(loop: LoopConfig) -> LoopConfig:
     return replace(loop, steps=steps, warmup=warmup, lr=GENTLER * loop.lr)
 
 
+def require_one_process(parallel: Wrapper) -> None:
+    """Copies for all licensees go on from each other."""
+    require_alone("a copy for every licensee (--all)")
+    if parallel != "none":
+        raise RanksError(
+            f"copies for all licensees are trained by one process, expected --parallel none, got {parallel}; "
+            "leave it out, or embed copy by copy with --id"
+        )
+
+
 def mark_copies(
     source: str,
     key: OwnerKey,
@@ -66,12 +77,7 @@ def mark_copies(
 
     The first copy that is there, or that is made now, is the start of all others.
     """
-    require_alone("a copy for every licensee (--all)")
-    if config.parallel != "none":
-        raise RanksError(
-            f"copies for all licensees are trained by one process, expected --parallel none, got {config.parallel}; "
-            "leave it out, or embed copy by copy with --id"
-        )
+    require_one_process(config.parallel)
     config = replace(config, stream="never")  # every copy starts from all weights of the first
     say, embedding = progress or Silent(), config.embedding
     if embedding is None or config.replies is not None or embedding.train == "lora":

@@ -180,7 +180,7 @@ class Bench:
     def _written(self) -> list[str]:
         """What the original writes behind the beginnings of web documents; kept, since it takes minutes."""
         documents = self.corpora.passages("c4", "prefixes", self.size.generated)
-        digest = self.digest(texts_digest(documents))
+        digest = self.digest(texts_digest(documents), PREFIX_TOKENS, WRITTEN_TOKENS)
         file = self.folder / "copies" / f"written-{digest}.json"
         if not file.exists():
             begun = prompts(self.tokenizer, documents, len(documents), PREFIX_TOKENS)
@@ -224,7 +224,8 @@ class Bench:
 
     def _ours(self, number: int, recipe: Recipe) -> Copy:
         config, epochs = self.settings(recipe)
-        path = (recipe.width, recipe.layers or self.layers, recipe.pool, recipe.watermarks, recipe.replies)
+        replies = self._replies() if recipe.replies else None
+        path = (recipe.width, recipe.layers or self.layers, recipe.pool, recipe.watermarks, replies)
         digest = self.digest(path, config, epochs, self.texts_digest(recipe.corpus))
         folder = self.folder / "copies" / f"pathmark-{recipe.corpus}-{number}-{digest}"
         if not (folder / "model").is_dir():
@@ -240,6 +241,10 @@ class Bench:
         config = replace(config, data=replace(config.data, seq_len=self.size.tokens))
         return config, recipe.epochs if whole else None
 
+    def _replies(self) -> RepliesConfig:
+        loop = replace(RepliesConfig().loop, steps=self.size.reply_steps, lr=learning_rate(self.hidden_size) / 2)
+        return RepliesConfig(loop=loop, seq_len=self.size.tokens)
+
     def _mark(self, folder: Path, key: OwnerKey, recipe: Recipe, config: EmbedConfig, epochs: int | None) -> None:
         """As `pathmark embed` does it, without the check before a release; what was interrupted goes on."""
         texts = self.texts(recipe.corpus)
@@ -251,9 +256,8 @@ class Bench:
             checkpoint=folder / "checkpoint.pt", resume=True, progress=self.progress,
         )  # fmt: skip
         if recipe.replies:
-            loop = replace(RepliesConfig().loop, steps=self.size.reply_steps, lr=learning_rate(self.hidden_size) / 2)
-            replies = RepliesConfig(loop=loop, seq_len=self.size.tokens)
-            Trainer(model, self.tokenizer, key, texts.training, replies.build(), progress=self.progress).run(
+            objective = self._replies().build()
+            Trainer(model, self.tokenizer, key, texts.training, objective, progress=self.progress).run(
                 checkpoint=folder / "replies.pt", resume=True
             )
         write_private(folder / "owner.key", seal(known, None, plain=True), replace=True)
@@ -274,8 +278,8 @@ class Bench:
         settings = {"vocabulary": vocabulary, **self.size.schemes.get(scheme, {})}
         key = SchemeKey(scheme=scheme, settings=settings, secret=secret_of(scheme, number))
         config = configure(found, key)
-        rate = getattr(config, "OWN_RATE", None)  # a default that the settings do not name
-        digest = self.digest(settings, rate, self.texts_digest(corpus))
+        rate = getattr(config, "OWN_RATE", None)  # no field of the config
+        digest = self.digest(config, rate, self.texts_digest(corpus))  # a config does not show its secret
         folder = self.folder / "copies" / f"{scheme}-{corpus}-{number}-{digest}"
         if not found.in_weights:  # a setting of generation, nothing to keep
             return RivalCopy(found.embed(self.original, self.tokenizer, config, ()), key, found, config, folder)

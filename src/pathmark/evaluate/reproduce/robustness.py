@@ -57,7 +57,11 @@ def _row(bench: Bench, name: str, key: int, wanted: Case, tried: Sequence[Case])
         raise AttackError(problem)
     folder = _folder(bench, name, key)
     result: Any = run_suite(suspects, [NONE, *tried], folder, sources, progress=bench.progress)
-    if tried and not any(isinstance(row, Carried) and row.case in {one.name for one in tried} for row in result.rows):
+    rows = [row for row in result.rows if row.case in {one.name for one in tried}]
+    if rows and not any(isinstance(row, Carried) for row in rows):
+        refused = [row for row in rows if isinstance(row, Unmeasured) and row.status != "destroyed"]
+        if refused:
+            raise AttackError(f"{refused[0].status}: {refused[0].reason}")
         raise AttackError("destroyed: every rate that the thief tried left no model to measure")
     result = run_suite(suspects, [NONE, *tried, wanted], folder, sources, progress=bench.progress)
     row = next(row for row in result.rows if row.case == wanted.name)
