@@ -175,7 +175,9 @@ def embedding() -> list[str]:
 
 
 def _reached(point: embed_speed.Point | None) -> str:
-    return "not reached" if point is None else f"{point.seconds:.0f} s, {point.step} steps"
+    if point is None:
+        return "not reached"
+    return f"{point.seconds:.0f} s, {point.step} steps, clean perplexity then {100 * point.ppl_change:+,.1f} %"
 
 
 def render() -> None:

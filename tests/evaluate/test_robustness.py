@@ -248,7 +248,8 @@ def test_a_ruined_model_decides_nothing_and_a_useful_one_does():
     assert told.startswith("2 measurements of attacks that need no other model; 1 of them left")
     assert "**Lost** in 1: a." in told
     assert "| a | 1 of 1 | 5.0e-01 | The weights moved further than the mark reaches. |" in told
-    assert "The cheapest attack that wins is a: no more perplexity, and p is 0.5." in told
+    cheapest = "The cheapest attack that wins without another model is a (1 of 1 keys): perplexity on clean text"
+    assert f"{cheapest} +200.0 %, on the thief's text -40.0 %, and p is 0.5." in told
 
 
 def test_the_paper_s_cell_is_run_at_the_rate_that_serves_the_thief_best():

@@ -127,7 +127,8 @@ def restore(backup_file: Path, output: Path, shares_from: Any, as_json: bool) ->
     from pathmark.keys import load_key, save_key
 
     if shares_from is None:
-        key = load_key(backup_file, passphrase("PATHMARK_BACKUP_PASSPHRASE", "Passphrase of the backup"))
+        asked = passphrase("PATHMARK_BACKUP_PASSPHRASE", "Passphrase of the backup (or give --shares-from)")
+        key = load_key(backup_file, asked)
     else:
         key = _open_with_shares(backup_file, shares_from.read())
     save_key(key, output, new_passphrase())

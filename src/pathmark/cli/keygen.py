@@ -98,7 +98,10 @@ def command(model: str, output: Path, plain: bool, as_json: bool, **options: Any
     render_key(made.summary())
     for warning in made.warnings:
         click.echo(f"note: {warning}", err=True)
-    click.echo(f"\nWritten to {output}. Next: pathmark key backup {output}, then pathmark commit {output}.")
+    click.echo(
+        f"\nWritten to {output}. Next: pathmark embed {model} --key {output} -o marked. After it, back the key up and "
+        "commit to it: docs/before-release.md."
+    )
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

@@ -59,17 +59,26 @@ def command(model: str, as_json: bool, **options: Any) -> None:
         _render(planned)
 
 
+def duration(seconds: float) -> str:
+    """In the unit that a person would take."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.2g} s"
+
+
 def _render(planned: Planned) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    for heading in ("", "memory per device", "tokens per step", "hours", "disk", "host memory or disk"):
+    for heading in ("", "memory per device", "tokens per step", "arithmetic", "disk", "host memory or disk"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, job in planned.summary()["jobs"].items():
         short = "" if job["fits"] else " (too much)"
         table.add_row(
-            name, f"{job['device_bytes'] / 1e9:.1f} GB{short}", f"{job['tokens_per_step']:,}", f"{job['hours']:.2g}",
+            name, f"{job['device_bytes'] / 1e9:.1f} GB{short}", f"{job['tokens_per_step']:,}",
+            duration(3600 * job["hours"]),
             f"{job['disk_bytes'] / 1e9:.1f} GB", f"{sum(job['host'].values()) / 1e9:.1f} GB",
         )  # fmt: skip
     console = Console(soft_wrap=True)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   pathmark verify ./suspect --key owner.key
-  pathmark verify ./suspect --key owner.key --commitment owner.commitment.json --suspect-published 2026-09-01 --strict
+  pathmark verify ./suspect --key owner.key --commitment owner.commitment.json --suspect-published 2026-09-01 \\
+    --timestamp-roots authority.pem --strict
   pathmark verify ./suspect --key owner.key --commitment owner.commitment.json --evidence case-17
   pathmark verify ./adapter --base ./Qwen1.5-MoE-A2.7B --key owner.key --log case-17
   pathmark verify ./pruned-copy --key owner.key --original ./our-unmarked-original

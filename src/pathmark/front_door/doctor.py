@@ -100,7 +100,9 @@ class Examination:
         for name, there in self.extras().items():
             lines.append(f"{name}: installed" if there else f"{name}: not installed; pip install 'pathmark[{name}]'")
         lines.append(f"report --pdf: {self.browser or 'needs Chromium or Chrome, and neither was found'}")
-        return "\n".join([*lines, *self.problems, "Nothing is missing." if not self.problems else "Not ready."])
+        optional = [name for name, there in self.extras().items() if not there] + (["a browser"] * (not self.browser))
+        ready = "All that is needed is there." + (f" Optional, and not there: {', '.join(optional)}." * bool(optional))
+        return "\n".join([*lines, *self.problems, "Not ready." if self.problems else ready])
 
 
 def doctor() -> Examination:

@@ -37,7 +37,7 @@ def require_private(path: Path, status: os.stat_result | None = None) -> None:
     mode = stat.S_IMODE((status or path.stat()).st_mode)
     if os.name == "posix" and mode & 0o077:
         raise KeyFileError(
-            f"{path} may be read or changed by others (mode {mode:04o}, expected 0600); "
+            f"{path} may be read or changed by others (mode {mode:04o}, expected 0600); if it is the right file, "
             f"run: chmod 600 {path} - and make a new key if others had access"
         )
 

@@ -69,7 +69,7 @@ def join_shares(shares: Sequence[Share]) -> bytes:
     """The secret, from at least `threshold` different shares of one set."""
     points = {share.x: share for share in shares}
     if not points:
-        raise KeyFileError("no shares were given")
+        raise KeyFileError("no share was found; expected lines as `key backup --shares` prints them")
     first = next(iter(points.values()))
     kinds = {(s.threshold, s.set_name, len(s.values)) for s in shares}
     if len(kinds) != 1:

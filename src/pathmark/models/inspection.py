@@ -98,10 +98,11 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def inspect_known(name: str) -> ModelReport | None:
-    """The report of a known model from its name alone, with or without its publisher's; None for any other."""
+    """The report of a known model from its name alone, with or without its publisher's and a variant's; None for any
+    other."""
     wanted = name.rpartition("/")[2].lower()
     for known, said in presets().items():
-        if wanted in (known.lower(), f"{known.lower()}-instruct", f"{known.lower()}-v0.1", f"{known.lower()}-chat"):
+        if wanted == known.lower() or wanted.startswith(f"{known.lower()}-"):
             return _report(known, run_our_way(AutoConfig.for_model(**said)), "absent", False)
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pathmark.reporting.evidence_plane import LEAST_COST, cost
+from pathmark.reporting.evidence_plane import cost
 from pathmark.reporting.robustness import LEVEL, forgeries, in_short, searches, table
 from pathmark.results.robustness import TOLERABLE, Measured, RobustnessResult, Row
 
@@ -132,12 +132,22 @@ def _cheapest(runs: Runs) -> str:
     usable = [row for row in _attacks(runs) if not row.destroyed]
     if not usable:
         return "No attack left a usable model.\n"
-    if winners := sorted((row for row in usable if lost(row)), key=cost):
+    if winners := sorted((row for row in usable if lost(row)), key=lambda row: (cost(row), _dearest(row))):
         first = winners[0]
-        paid = f"{cost(first):.2g} % more perplexity" if cost(first) > LEAST_COST else "no more perplexity"
-        return f"The cheapest attack that wins is {first.case}: {paid}, and p is {first.p_value:.1g}.\n"
+        tries = [row for row in usable if row.case == first.case]
+        thief = "" if first.ppl_thief_change is None else f", on the thief's text {100 * first.ppl_thief_change:+.1f} %"
+        return (
+            f"The cheapest attack that wins without another model is {first.case} ({sum(map(lost, tries))} of "
+            f"{len(tries)} keys): perplexity on clean text {100 * first.ppl_change:+.1f} %{thief}, and p is "
+            f"{first.p_value:.1g}.\n"
+        )
     last = max(usable, key=lambda row: row.p_value)
     return f"No usable model is without the mark; the largest p is {last.p_value:.1g}, after {last.case}.\n"
+
+
+def _dearest(row: Measured) -> float:
+    """The rise of perplexity on the text where it is larger."""
+    return max(row.ppl_change, row.ppl_change if row.ppl_thief_change is None else row.ppl_thief_change)
 
 
 def _winners(runs: Runs) -> Iterable[str]:

@@ -97,6 +97,8 @@ def _read_folder(folder: Path) -> dict[str, bytes]:
 
 def _read_zip(data: bytes, path: Path) -> dict[str, bytes]:
     """The files, if the zip is what `zip_bytes` makes of them, byte for byte."""
+    if not data.startswith(b"PK"):
+        raise ResultError(f"{path} is no evidence bundle; expected the folder or zip that --evidence writes")
     name, found = "its list of files", {}
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
