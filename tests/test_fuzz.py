@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import psutil
 import pytest
@@ -36,6 +37,7 @@ from pathmark.keys.opentimestamps import MAGIC
 from pathmark.keys.receipts import Receipt, load_receipt
 from pathmark.keys.replyrule import read_reply
 from pathmark.keys.timestamps import stamp
+from pathmark.models.gguf import _header
 from pathmark.models.headers import read_header
 from pathmark.models.suspects import _adapter_config
 from pathmark.results import read_robustness
@@ -145,6 +147,11 @@ def header(data: bytes, path: Path) -> None:
     read_header(path)
 
 
+def gguf_header(data: bytes, path: Path) -> None:
+    put(path, data)
+    _header(path)
+
+
 def adapter(data: bytes, path: Path) -> None:
     path.mkdir(exist_ok=True)
     (path / "adapter_config.json").write_bytes(data)
@@ -216,6 +223,19 @@ def _recorded(folder: Path, suffix: str) -> bytes:
     return path.read_bytes()
 
 
+def _gguf(folder: Path) -> bytes:
+    writer = gguf.GGUFWriter(folder / "made.gguf", "qwen3moe")
+    writer.add_expert_feed_forward_length(4)
+    writer.add_token_list(["a", "b"])
+    for name in ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
+        writer.add_tensor(f"blk.0.{name}.weight", np.ones((2, 2), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return (folder / "made.gguf").read_bytes()
+
+
 def sound(name: str, folder: Path) -> tuple[Callable[[bytes, Path], None], str, bytes]:
     """(reader, suffix of its files, a sound file)."""
     if name == "registry":
@@ -231,6 +251,8 @@ def sound(name: str, folder: Path) -> tuple[Callable[[bytes, Path], None], str, 
         digest = sha256(COMMITMENT.statement).digest()
         block = bytes.fromhex("000588960d73d719010107")
         return timestamp, "", MAGIC + b"\x01\x08" + digest + b"\xf0\x04salt\x08\xff" + block + b"\xf1\x02ab\x08" + block
+    if name == "gguf":
+        return gguf_header, ".gguf", _gguf(folder)
     if name == "safetensors":
         return header, ".safetensors", save({"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float16)})
     if name in ("routes.jsonl", "routes.npz"):
@@ -264,7 +286,7 @@ def sound(name: str, folder: Path) -> tuple[Callable[[bytes, Path], None], str, 
 
 FORMATS = (
     "key", "encrypted key", "commitment", "claim", "registry", "ledger", "routes.jsonl", "routes.npz",
-    "engine's routes", "safetensors", "adapter", "reply", "timestamp", "block proof", "receipt",
+    "engine's routes", "safetensors", "gguf", "adapter", "reply", "timestamp", "block proof", "receipt",
     "exchange log", "result",
     "evidence.zip", "evidence/measured.json", "evidence/transcript.jsonl", "custody",
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -259,6 +260,15 @@ def test_damaged_files_are_refused(model, tmp_path):
     for damaged, said in ((b"PK\3\4 something else", "is no GGUF file"), (whole[:3000], "damaged or cut off")):
         (tmp_path / "m.gguf").write_bytes(damaged)
         refused(tmp_path, said)
+
+
+def test_a_list_without_end_is_no_wait(model, tmp_path):
+    write(tmp_path / "m.gguf", model, said=[("some.list", "?" * 20)])
+    whole = (tmp_path / "m.gguf").read_bytes()
+    place = whole.index(b"some.list") + len(b"some.list")
+    endless = struct.pack("<IIQ", gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8, 2**60)
+    (tmp_path / "m.gguf").write_bytes(whole[:place] + endless)
+    refused(tmp_path, "damaged or cut off")
 
 
 def test_too_little_room_is_told_before_the_work(model, tmp_path, monkeypatch):

@@ -89,15 +89,12 @@ def unpack_gguf(file: Path, out: Path, dtype: Literal["fp32", "bf16"] = "fp32") 
 
 def _header(file: Path) -> _Header:
     """The architecture and all tensors by name; refuses what would not be the same model afterwards."""
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise MissingLibraryError("GGUF files need the package gguf; install pathmark[gguf]") from None
+    reads = _bounded_reader()
     with file.open("rb") as stream:
         if stream.read(len(MAGIC)) != MAGIC:
             raise ModelError(f"{file} is no GGUF file; expected one as llama.cpp's converter writes it")
     try:
-        reader = GGUFReader(file)
+        reader = reads(file)
 
         def stated(name: str, otherwise: Any = None) -> Any:
             field = reader.get_field(name)
@@ -127,6 +124,24 @@ def _header(file: Path) -> _Header:
         )
     _require_experts(file, tensors)
     return _Header(architecture, tensors, dict(packed.most_common()), width, shared or None)
+
+
+def _bounded_reader() -> Any:
+    """The package's reader, which goes on reading nothing behind the end of a file: a list of 2^60 numbers is soon
+    told."""
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise MissingLibraryError("GGUF files need the package gguf; install pathmark[gguf]") from None
+
+    class Bounded(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            found = super()._get(offset, dtype, count, override_order)
+            if len(found) != int(count):
+                raise ValueError("the file ends too early")
+            return found
+
+    return Bounded
 
 
 def _require_experts(file: Path, tensors: Mapping[str, int]) -> None:
