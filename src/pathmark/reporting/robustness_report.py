@@ -36,7 +36,7 @@ REASONS = {
     "fine-tune": (
         "Training for so long at such a rate makes other routers of them, good for the thief's text and far worse for "
         "the original's.",
-        "Mark more layers (`keygen --layers`): some evidence is left in each, and it adds up. Not yet measured here.",
+        "Mark more layers (`keygen --layers`): some evidence is left in each, and it adds up.",
     ),
     "overwrite": (
         "The same layers were trained for another trigger, and nothing kept what they knew.",
