@@ -283,6 +283,12 @@ def test_nothing_is_overwritten(model, tmp_path):
         unpack(write(tmp_path / "m.gguf", model), tmp_path / "out")
 
 
+def test_who_verifies_the_file_itself_is_told_what_to_do(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"m.gguf is a file; .* unpack it first: pathmark unpack .*m.gguf -o FOLDER"):
+        load_model(tmp_path / "m.gguf")
+
+
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(ModelError, match="which is a folder"):
         unpack(tmp_path, tmp_path / "out")

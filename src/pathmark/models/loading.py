@@ -49,7 +49,8 @@ def resolve_model(name: str | os.PathLike[str]) -> str:
         refuse_odd_files(path)
         return text
     if path.exists():
-        raise ModelError(f"{text} is a file; expected a model folder, a hub id or bundled:tiny")
+        hint = f"; unpack it first: pathmark unpack {text} -o FOLDER" if path.suffix.lower() == ".gguf" else ""
+        raise ModelError(f"{text} is a file; expected a model folder, a hub id or bundled:tiny{hint}")
     if text.startswith(("/", ".", "~")) or text.count("/") > 1:
         raise ModelError(f"{text!r} does not exist; expected a model folder, a hub id or bundled:tiny")
     return text
