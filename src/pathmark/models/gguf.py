@@ -107,8 +107,6 @@ def _header(file: Path) -> _Header:
         packed = Counter(tensor.tensor_type.name for tensor in reader.tensors)
         known = {f"{architecture}.{name}" for name in STATED}
         beyond = sorted(name for name in reader.fields if name.startswith(f"{architecture}.") and name not in known)
-    except MemoryError:
-        raise
     except Exception as error:  # the reader trusts its file: whatever goes wrong is about these bytes
         raise ModelError(f"{file} is damaged or cut off ({type(error).__name__}); get it again") from error
     if parts > 1:
@@ -177,8 +175,8 @@ def _model(file: Path, where: dict[str, Any], header: _Header, dtype: torch.dtyp
             **where, quantization_config=GgufConfig(dequantize=True), dtype=dtype, config=config,
             output_loading_info=True,
         )  # fmt: skip
-    except MemoryError:
-        raise
+    except MemoryError as error:
+        raise ModelError(f"{file} does not fit in memory unpacked; try --dtype bf16, or a larger machine") from error
     except Exception as error:  # of gguf, numpy and transformers; all of them about this file
         said = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise ModelError(f"{file} could not be read by transformers: {_shown(said, 160)}; {ADVICE}") from error
