@@ -234,7 +234,8 @@ def remedy(runs: dict[str, list[RobustnessResult]]) -> list[str]:
         lines += [
             f"### What {len(layers)} marked layers change: the thief's text is {corpus}",
             "",
-            f"{len(results)} random key{several} with layers {layers[0]} to {layers[-1]} marked, all else as before.",
+            f"{len(results)} random key{several} with layers {layers[0]} to {layers[-1]} marked, all else as before. "
+            f"{len(LAYERS)} are recommended for the bundled model, six for models with 18 MoE layers or more.",
             "",
             f"| attack | {len(LAYERS)} layers | {len(layers)} layers |",
             "|---|---|---|",
