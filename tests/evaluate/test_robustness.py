@@ -248,6 +248,10 @@ def test_a_ruined_model_decides_nothing_and_a_useful_one_does():
     assert told.startswith("2 measurements of attacks that need no other model; 1 of them left")
     assert "**Lost** in 1: a." in told
     assert "| a | 1 of 1 | 5.0e-01 | The weights moved further than the mark reaches. |" in told
+    for train, remedy in (("lora", "What adapters do not touch stays as it was"), ("router", "Mark more layers")):
+        trained = replace(tuned, group="fine-tune", steps=(step("fine-tune", train=train),))
+        result = RobustnessResult(header=HEADER, corpus="PTB", n_texts=9, layers=(1,), rows=(trained,))
+        assert remedy in report({"PTB": [result]})
     cheapest = "The cheapest attack that wins without another model is a (1 of 1 keys): perplexity on clean text"
     assert f"{cheapest} +200.0 %, on the thief's text -40.0 %, and p is 0.5." in told
 

@@ -49,6 +49,12 @@ REASONS = {
     ),
 }  # fmt: skip
 """Attack -> why it can win, and what an owner can do."""
+ADAPTERS = (
+    "Adapters, for so long and at such a rate, make another model of it, far worse at what the original could do.",
+    "More layers did not help on the bundled model. What adapters do not touch stays as it was: hold the experts' weights "
+    "against your release's.",
+)
+"""The same where only adapters were trained."""
 OTHERWISE = ("The weights moved further than the mark reaches.", MORE_LAYERS)
 Runs = Mapping[str, Sequence[RobustnessResult]]
 """All keys of each kind of thief's text, by the name of that text."""
@@ -167,7 +173,8 @@ def _winners(runs: Runs) -> Iterable[str]:
         "|---|---|---|---|---|",
     ]
     for name, rows in found.items():
-        why, remedy = REASONS.get(rows[0].group, OTHERWISE)
+        adapters = rows[0].group == "fine-tune" and rows[0].steps[0].settings.get("train") == "lora"
+        why, remedy = ADAPTERS if adapters else REASONS.get(rows[0].group, OTHERWISE)
         largest = max(row.p_value for row in rows)
         yield f"| {name} | {len(rows)} of {asked[name]} | {largest:.1e} | {why} | {remedy} |"
     yield ""
