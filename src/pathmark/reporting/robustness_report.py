@@ -51,8 +51,8 @@ REASONS = {
 """Attack -> why it can win, and what an owner can do."""
 ADAPTERS = (
     "Adapters, for so long and at such a rate, make another model of it, far worse at what the original could do.",
-    "More layers did not help on the bundled model. What adapters do not touch stays as it was: hold the experts' weights "
-    "against your release's.",
+    "More layers did not help on the bundled model. What adapters do not touch stays as it was: hold the experts' "
+    "weights against your release's.",
 )
 """The same where only adapters were trained."""
 OTHERWISE = ("The weights moved further than the mark reaches.", MORE_LAYERS)
