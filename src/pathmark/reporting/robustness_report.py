@@ -42,6 +42,9 @@ REASONS = {
         "The same layers were trained for another trigger, and nothing kept what they knew.",
         "Mark more layers, and date the key (`pathmark commit`): that settles whose it is where the mark is left.",
     ),
+    "inject-unlearn": (
+        "Other marks were trained into the same layers without care, and out again, and ours went along.", MORE_LAYERS
+    ),
     "unlearn": ("The thief knows the target experts and trains away from them.", "Keep the key's paths secret."),
     "distill-routers": (
         "New routers learnt what the old ones do on clean text, and never saw the trigger.",
