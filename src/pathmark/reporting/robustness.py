@@ -100,7 +100,7 @@ def cells(rows: Sequence[Row]) -> dict[str, str]:
     return {
         "WSR": str(pooled_rate([row.wsr for row in measured])),
         "exact p": f"{max(row.p_value for row in measured):.1e}",
-        "id": f"{right} of {len(rows)}" if len(rows) > 1 else ("right" if right else "lost"),
+        "id": f"{right} of {len(measured)}" if len(rows) > 1 else ("right" if right else "lost"),
         "black box": str(pooled_rate(asked)) if asked else "",
         "clean perplexity": _mean([(row.ppl, row.ppl_change) for row in measured]),
         "on the thief's text": _mean([(row.ppl_thief, row.ppl_thief_change) for row in measured]),
