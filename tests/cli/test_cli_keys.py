@@ -94,7 +94,7 @@ def test_keygen(run: Run, model: Path, tmp_path: Path) -> None:
     assert shown["fingerprint"] == key.fingerprint
     assert shown["watermarks"][0]["id"] == mark.id == 7
     assert shown["watermarks"][0]["ids"] == mark.capacity
-    assert shown["watermarks"][0]["layers"] == list(mark.layers) == [2, 3, 4, 5]
+    assert shown["watermarks"][0]["layers"] == list(mark.layers) == [1, 2, 3, 4, 5]
     assert mark.plans[0].rule.startswith("usage:0.01-9 on texts sha256:")
     assert key.model.layer(5).experts == 12
     assert key.model.tokenizer_digest == codec("llama3").digest
@@ -130,7 +130,7 @@ def test_keygen_ends_with_what_the_owner_should_know(run: Run, model: Path, tmp_
         (["--width", "13"], "width 13"),
         (["--id", "99999999"], "does not fit"),
         (["--pool", "popular"], "unknown pool rule"),
-        (["--redundancy", "4"], "redundancy"),
+        (["--redundancy", "5"], "redundancy"),
         (["--layers", "3", "--layers", "4", "--watermarks", "3"], "expected --layers"),
         (["--trigger", __file__], "one per trigger"),
         (["--trigger", "the trigger itself"], "No such file"),

@@ -58,7 +58,7 @@ def test_shares_of_different_sets_do_not_mix() -> None:
     first, second = split_secret(SECRET, 2, 2), split_secret(SECRET, 3, 3)
     with pytest.raises(KeyFileError, match="different backups"):
         join_shares([first[0], second[1]])
-    with pytest.raises(KeyFileError, match="no shares"):
+    with pytest.raises(KeyFileError, match="no share was found"):
         join_shares([])
 
 
