@@ -29,9 +29,9 @@ Examples:
 def command(file: Path, output: Path, dtype: str, no_sandbox: bool, as_json: bool) -> None:
     """Unpack a GGUF file, as llama.cpp serves it, into a folder that `verify`, `trace` and `inspect` read.
 
-    FILE holds a Qwen2-MoE or Qwen3-MoE in any of llama.cpp's number formats; one in several parts is joined first
-    (llama-gguf-split --merge). Of other architectures record the routes, or ask the API. Needs the package gguf
-    (pathmark[gguf]), and memory for the whole model. Nothing in the file is run.
+    FILE holds a Qwen2-MoE or Qwen3-MoE, packed in any way that the package gguf (pathmark[gguf]) reads; one in several
+    parts is joined first (llama-gguf-split --merge). Of other architectures record the routes, or ask the API. The
+    whole model has to fit in memory. Nothing in the file is run.
     """
     from pathmark.cli._progress import training_bar
     from pathmark.front_door.unpack import unpack

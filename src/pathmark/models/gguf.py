@@ -71,8 +71,6 @@ class _Header:
 
 def unpack_gguf(file: Path, out: Path, dtype: Literal["fp32", "bf16"] = "fp32") -> Unpacked:
     """Write the model in a GGUF file as a folder in the hub's layout, which appears whole or not at all."""
-    if out.exists():
-        raise ModelError(f"{out} already exists; choose another name, nothing is overwritten")
     header = _header(file)
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     _require_room(file, out, header.elements * kind.itemsize)
