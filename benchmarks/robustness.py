@@ -43,7 +43,7 @@ from pathmark.stats import Rate
 RESULTS = Path(__file__).parent / "results"
 DOC = DOCS / "robustness.md"
 LICENSEE = "Second Ltd"
-NAMES = {"ptb": "PTB", "own": "of the model's own kind"}
+NAMES = {"ptb": "PTB", "own": "text of the model's own kind"}
 KEPT = Path(__file__).parent / "marked"
 OWN = "own"
 """The corpus of the model's own kind; other corpora are files."""

@@ -256,6 +256,36 @@ def test_a_ruined_model_decides_nothing_and_a_useful_one_does():
     assert f"{cheapest} +200.0 %, on the thief's text -40.0 %, and p is 0.5." in told
 
 
+def test_what_came_of_another_text_stands_beside_the_first():
+    tuned = replace(ROW, steps=(step("rtn"),), p_value=0.5, marked=False, ppl=30.0, ppl_thief=2.0, ppl_thief_before=2.0)
+    only_there = replace(tuned, case="b")
+    first, second = (
+        RobustnessResult(header=HEADER, corpus=corpus, n_texts=9, layers=(1,), rows=rows)
+        for corpus, rows in (("PTB", (tuned,)), ("C4", (replace(tuned, p_value=1e-9), only_there)))
+    )
+    told = report({"PTB": [first], "C4": [second]}, {"Other": {"PTB": [first], "C4": [second]}})
+    heading, _, of_a = told.partition("the thief's text is PTB")[2].strip().splitlines()[:3]
+    assert heading.endswith("| verdict | with C4 | Other | Other with C4 |")
+    assert [cell.strip()[-8:] for cell in of_a.split("|")[-4:-1]] == ["; marked", "**lost**", "; marked"]
+    assert told.count("\n| a |") == 2  # in its table, and among those that win
+    assert "the thief's text is C4\n\n| attack" in told
+    assert "| a | 1 of 1 with PTB | 5.0e-01 |" in told
+    assert "wins without another model is a with PTB (1 of 1 keys)" in told
+
+
+def test_every_case_stands_in_one_table():
+    cases = {
+        "none": (), "tuned": ("fine-tune",), "4 bit and tuned": ("gptq", "fine-tune"), "turned": ("rotate",),
+        "turned and pruned": ("rotate", "fine-prune"), "averaged": ("average",), "averaged, tuned": ("average", "rtn"),
+    }  # fmt: skip
+    rows = tuple(replace(ROW, case=name, steps=tuple(step(one) for one in each)) for name, each in cases.items())
+    told = report({"PTB": [RobustnessResult(header=HEADER, corpus="PTB", n_texts=9, layers=(1,), rows=rows)]})
+    tables = {part.splitlines()[0]: part for part in told.split("### ") if "| attack | WSR" in part}
+    where = [[title for title, part in tables.items() if f"\n| {name} |" in part] for name in cases]
+    survives, else_, other = tables
+    assert where == [[survives], [survives], [survives], [else_], [else_], [other], [other]]
+
+
 def test_the_paper_s_cell_is_run_at_the_rate_that_serves_the_thief_best():
     sweep = [
         replace(ROW, case=f"tuning, rate {rate:g}", steps=(step("fine-tune", lr=rate),), ppl_thief=ppl)

@@ -72,7 +72,7 @@ def report(runs: Runs, beside: Mapping[str, Runs] | None = None) -> str:
     """One question after the other; `beside` are runs on other marks, which get a column each by their names."""
     parts = [_summary(runs)]
     parts += _tables(
-        "What survives of the paper's attacks", runs, beside, lambda row: _own(row) and row.group in PAPERS
+        "What survives of the paper's attacks", runs, beside, lambda row: _own(row) and _papers(row)
     )
     parts += _tables("What else a thief can do", runs, beside, lambda row: _own(row) and not _papers(row))
     parts += ["### What it costs a thief to win", "", _cheapest(runs), *_winners(runs)]
@@ -86,14 +86,23 @@ def report(runs: Runs, beside: Mapping[str, Runs] | None = None) -> str:
 
 
 def _tables(title: str, runs: Runs, beside: Mapping[str, Runs] | None, wanted: Callable[[Row], bool]) -> Iterable[str]:
+    """One table; what came of a case with another text stands beside it, and below only where it has no line yet."""
+    named = {"": runs, **(beside or {})}
+    told: set[str] = set()
     for corpus, found in runs.items():
-        if rows := [row for row in _rows(found) if wanted(row)]:
-            others = [(name, _short(_rows(other.get(corpus, ())))) for name, other in (beside or {}).items()]
-            yield from [
-                f"### {title}: the thief's text is {corpus}",
-                "",
-                table(rows, [*others, ("paper's WSR", PAPER)]),
-            ]
+        rows = [row for row in _rows(found) if wanted(row) and row.case not in told]
+        if not rows:
+            continue
+        told.update(row.case for row in rows)
+        columns = [
+            (f"{name} with {other}".strip() if other != corpus else name, _short(_rows(each)))
+            for name, texts in named.items() for other, each in texts.items() if name or other != corpus
+        ]  # fmt: skip
+        yield from [
+            f"### {title}: the thief's text is {corpus}",
+            "",
+            table(rows, [*columns, ("paper's WSR", PAPER)]),
+        ]
 
 
 def _rows(results: Iterable[RobustnessResult]) -> list[Row]:
@@ -143,10 +152,10 @@ def _cheapest(runs: Runs) -> str:
         return "No attack left a usable model.\n"
     if winners := sorted((row for row in usable if lost(row)), key=lambda row: (cost(row), _dearest(row))):
         first = winners[0]
-        tries = [row for row in usable if row.case == first.case]
+        corpus, tries = _tried_with(runs, first)
         thief = "" if first.ppl_thief_change is None else f", on the thief's text {100 * first.ppl_thief_change:+.1f} %"
         return (
-            f"The cheapest attack that wins without another model is {first.case} ({sum(map(lost, tries))} of "
+            f"The cheapest attack that wins without another model is {first.case}{corpus} ({sum(map(lost, tries))} of "
             f"{len(tries)} keys): perplexity on clean text {100 * first.ppl_change:+.1f} %{thief}, and p is "
             f"{first.p_value:.1g}.\n"
         )
@@ -159,25 +168,29 @@ def _dearest(row: Measured) -> float:
     return max(row.ppl_change, row.ppl_change if row.ppl_thief_change is None else row.ppl_thief_change)
 
 
+def _tried_with(runs: Runs, row: Measured) -> tuple[str, list[Measured]]:
+    """The thief's text of a row, where there are several, and what came of the same with it on every key."""
+    corpus, found = next((name, found) for name, found in runs.items() if row in _rows(found))
+    tries = [other for other in _attacks({corpus: found}) if other.case == row.case and not other.destroyed]
+    return f" with {corpus}" if len(runs) > 1 else "", tries
+
+
 def _winners(runs: Runs) -> Iterable[str]:
     """What wins without another model, and why; nothing where nothing does."""
-    found: dict[str, list[Measured]] = {}
-    for row in filter(lost, _attacks(runs)):
-        found.setdefault(row.case, []).append(row)
-    if not found:
+    gone = list(filter(lost, _attacks(runs)))
+    if not gone:
         return
-    asked = {row.case: 0 for row in _attacks(runs)}
-    for row in _attacks(runs):
-        asked[row.case] += not row.destroyed
     yield from [
         "### What wins, and why",
         "",
         "| attack | wins | largest p | why | what an owner can do |",
         "|---|---|---|---|---|",
     ]
-    for name, rows in found.items():
+    for name in dict.fromkeys(row.case for row in gone):
+        rows = [row for row in gone if row.case == name]
         adapters = rows[0].group == "fine-tune" and rows[0].steps[0].settings.get("train") == "lora"
         why, remedy = ADAPTERS if adapters else REASONS.get(rows[0].group, OTHERWISE)
-        largest = max(row.p_value for row in rows)
-        yield f"| {name} | {len(rows)} of {asked[name]} | {largest:.1e} | {why} | {remedy} |"
+        tried = {_tried_with(runs, row)[0]: _tried_with(runs, row)[1] for row in rows}
+        wins = ", ".join(f"{sum(map(lost, each))} of {len(each)}{text}" for text, each in tried.items())
+        yield f"| {name} | {wins} | {max(row.p_value for row in rows):.1e} | {why} | {remedy} |"
     yield ""
