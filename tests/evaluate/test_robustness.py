@@ -17,7 +17,8 @@ from pathmark.evaluate.suites import BEYOND, PAPER, SUITES, Case, step
 from pathmark.evaluate.thief import thief_embedding
 from pathmark.models import bundled_segments, load_model, load_tokenizer
 from pathmark.progress import Silent
-from pathmark.reporting.evidence_plane import cost, plot
+from pathmark.reporting.evidence_plane import KINDS, MARKERS, cost, kinds_of, plot
+from pathmark.reporting.pictures import HUES
 from pathmark.reporting.robustness import cells, evidence_left, table
 from pathmark.reporting.robustness_report import lost, report
 from pathmark.results import Header, RobustnessResult, read_robustness
@@ -212,6 +213,14 @@ HEADER = Header(
 )  # fmt: skip
 
 
+def test_every_attack_has_its_place_in_the_legend():
+    of = {group: kind for kind, groups in KINDS.items() for group in groups}
+    assert of.keys() - {"combination"} == ATTACKS.keys()
+    assert len(KINDS) <= len(MARKERS) <= len(HUES)  # two kinds never look alike
+    several = [replace(ROW, group=group, steps=(step("rtn"),)) for group in ("combination", "reap", "rtn", "gptq")]
+    assert kinds_of(several) == ["fewer bits", of["reap"], of["combination"]]
+
+
 def test_keys_are_pooled_in_one_line():
     row, reading = ROW, READING
     other = replace(row, wsr=Rate(100, 100), p_value=1e-3, marked=False, ppl=13.0)
@@ -266,7 +275,9 @@ def test_what_came_of_another_text_stands_beside_the_first():
     told = report({"PTB": [first], "C4": [second]}, {"Other": {"PTB": [first], "C4": [second]}})
     heading, _, of_a = told.partition("the thief's text is PTB")[2].strip().splitlines()[:3]
     assert heading.endswith("| verdict | with C4 | Other | Other with C4 |")
-    assert [cell.strip()[-8:] for cell in of_a.split("|")[-4:-1]] == ["; marked", "**lost**", "; marked"]
+    found = "90/100 [82.4, 95.1]; 1.0e-09; +200.0 % / +0.0 %"
+    missed = "90/100 [82.4, 95.1]; 5.0e-01; +200.0 % / +0.0 %; **lost**"
+    assert [cell.strip() for cell in of_a.split("|")[-4:-1]] == [found, missed, found]
     assert told.count("\n| a |") == 2  # in its table, and among those that win
     assert "the thief's text is C4\n\n| attack" in told
     assert "| a | 1 of 1 with PTB | 5.0e-01 |" in told

@@ -109,21 +109,33 @@ def cells(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def in_short(rows: Sequence[Row]) -> str:
-    """The same in one cell."""
+    """The same in one cell: counts with their interval in percent, p, what it cost on both texts, and the verdict where
+    it is not simply that the mark was found.
+    """
     line = cells(rows)
     if not line["WSR"]:
         return line["verdict"]
-    thiefs = line["on the thief's text"]
-    costs = f"{line['clean perplexity']} clean" + (f", {thiefs} thief's" if thiefs else "")
-    return f"{line['WSR']}; p {line['exact p']}; {costs}; {line['verdict']}"
+    measured = [row for row in rows if isinstance(row, Measured)]
+    wsr = pooled_rate([row.wsr for row in measured])
+    low, high = (f"{100 * end:.1f}" for end in wsr.interval())
+    means = [
+        _mean_change([row.ppl_change for row in measured]),
+        _mean_change([row.ppl_thief_change for row in measured]),
+    ]
+    costs = " / ".join(percent(change) for change in means if change is not None)
+    verdict = "" if line["verdict"] in ("marked", f"marked {len(measured)} of {len(measured)}") else line["verdict"]
+    return "; ".join(filter(None, [f"{wsr.hits}/{wsr.n} [{low}, {high}]", line["exact p"], costs, verdict]))
 
 
 def _mean(measured: Sequence[tuple[float | None, float | None]]) -> str:
-    known = [(ppl, change) for ppl, change in measured if ppl is not None and change is not None]
-    if not known:
-        return ""
-    ppl, change = (sum(values) / len(known) for values in zip(*known, strict=True))
-    return f"{ppl:.1f} ({percent(change)})"
+    change = _mean_change([change for _, change in measured])
+    known = [ppl for ppl, _ in measured if ppl is not None]
+    return "" if change is None else f"{sum(known) / len(known):.1f} ({percent(change)})"
+
+
+def _mean_change(changes: Sequence[float | None]) -> float | None:
+    known = [change for change in changes if change is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _verdict(rows: Sequence[Measured]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pathmark.reporting.evidence_plane import cost, draw_plane, groups_of
+from pathmark.reporting.evidence_plane import cost, draw_plane, kinds_of
 from pathmark.reporting.layout import Cell, Page, Section, Table, row
 from pathmark.reporting.pictures import INK, PAPER, SOFT, Picture, draw, plain_axes
 from pathmark.reporting.robustness import cells, evidence_left, found_words
@@ -38,7 +38,9 @@ def robustness_page(results: Mapping[str, Any]) -> Page:
 
 
 def _plane(rows: Sequence[Row]) -> Section:
-    measured = [(number, case) for number, case in enumerate(rows, 1) if isinstance(case, Measured)]
+    measured = [
+        (number, case) for number, case in enumerate(rows, 1) if isinstance(case, Measured) and case.steps
+    ]  # fmt: skip
     return Section(
         name="plane",
         title="What is left of the evidence, and what that cost the thief",
@@ -54,11 +56,11 @@ def evidence_picture(measured: Sequence[tuple[int, Measured]]) -> Picture:
     """One point per attack; those after which the mark is not found have the number of their row."""
     lost = [f"{number} ({case.case})" for number, case in measured if not case.marked and not case.destroyed]
     named = f" Not found after: {', '.join(lost)}." if lost else " It is found after every one."
-    groups = {case.group for _, case in measured}
+    kinds = kinds_of([case for _, case in measured])
     return draw(
         "evidence",
         partial(_draw_plane, measured=measured),
-        height=4.2 + 0.2 * -(-len(groups) // 3),
+        height=4.2 + 0.2 * -(-len(kinds) // 2),
         title="Evidence left against the rise of perplexity",
         described=f"{len(measured)} attacks.{named}",
         caption="Each point is an attack. Right: it cost the thief more, on the text where it cost less. Up: more "
@@ -70,12 +72,12 @@ def evidence_picture(measured: Sequence[tuple[int, Measured]]) -> Picture:
 def _draw_plane(figure: Any, measured: Sequence[tuple[int, Measured]]) -> None:
     axes = plain_axes(figure)
     rows = [case for _, case in measured]
-    draw_plane(axes, rows, groups_of(rows), ink=SOFT, paper=PAPER)
+    draw_plane(axes, rows, kinds_of(rows), ink=SOFT, paper=PAPER)
     for number, case in measured:
         if not case.marked:
             at = cost(case), evidence_left(case)
             axes.annotate(str(number), at, textcoords="offset points", xytext=(6, 4), color=INK, fontsize=10)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=10, handletextpad=0.2, columnspacing=1)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=10, handletextpad=0.2, columnspacing=1)
 
 
 def _table(rows: Sequence[Row]) -> Section:

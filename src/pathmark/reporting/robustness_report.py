@@ -12,7 +12,8 @@ WITH_ORIGINAL = {"transplant", "average", "dare-ties", "low-rank"}
 """Attacks that need the unmarked original or another licensee's copy."""
 PAPER = {
     "GPTQ, 8 bit": "100 %", "GPTQ, 4 bit": "100 %",
-    "fine-tuning, router, 3,000 samples, best rate": "about 95 %",
+    "fine-tuning, router, 3,000 samples, rate 1e-05": "about 95 %",
+    "fine-tuning, router, 3,000 samples, rate 0.001": "about 95 %",
     "fine-pruning, 25 %": "about 90 %",
     "overwriting, 1 epoch": "100 %", "overwriting, 5 epochs": "100 %", "overwriting, 10 epochs": "99 %",
     "experts of the marked layers masked, 10 %": "100 %", "experts of the marked layers masked, 30 %": "94 %",
@@ -71,9 +72,7 @@ def lost(row: Row) -> bool:
 def report(runs: Runs, beside: Mapping[str, Runs] | None = None) -> str:
     """One question after the other; `beside` are runs on other marks, which get a column each by their names."""
     parts = [_summary(runs)]
-    parts += _tables(
-        "What survives of the paper's attacks", runs, beside, lambda row: _own(row) and _papers(row)
-    )
+    parts += _tables("What survives of the paper's attacks", runs, beside, lambda row: _own(row) and _papers(row))
     parts += _tables("What else a thief can do", runs, beside, lambda row: _own(row) and not _papers(row))
     parts += ["### What it costs a thief to win", "", _cheapest(runs), *_winners(runs)]
     parts += _tables("What only another model makes possible", runs, beside, lambda row: not _own(row))
