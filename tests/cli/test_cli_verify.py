@@ -179,6 +179,7 @@ def test_the_verdict_outlives_its_log(case, tmp_path, monkeypatch):
         (("verify-api", "MARKED", "--model", "m"), "--model is for an API"),
         (("verify-api", "MARKED", "--timeout", "5", "--concurrency", "2"), "--timeout, --concurrency is for an API"),
         (("verify-api", "MARKED", "--api-key-env", "X"), "--api-key-env is for an API"),
+        (("verify-api", "./no/such/folder"), "the URL of an API begins with http:// or https://"),
     ],
 )
 def test_bad_input_is_one_line(case, arguments, said):

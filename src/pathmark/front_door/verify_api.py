@@ -16,7 +16,7 @@ from pathmark.front_door.keys import KeyLike, key_file, open_key
 from pathmark.front_door.verify import Verification
 from pathmark.keys import Ledger, OwnerKey, TextCodec
 from pathmark.keys.keyfile import PassphraseSource
-from pathmark.models import load_tokenizer
+from pathmark.models import load_tokenizer, local_folder
 from pathmark.models.devices import Placement, settled
 from pathmark.models.suspects import load_suspect
 from pathmark.models.tokenization import HFTextCodec
@@ -134,6 +134,10 @@ def _backend(suspect: str | os.PathLike[str] | Backend, config: ApiConfig, say: 
         )  # fmt: skip
         return ApiClient(settings), config.tokenizer or TOKENIZER
     say.stage("loading", None)
+    try:
+        local_folder(name)
+    except ModelError as error:
+        raise ModelError(f"{error}; the URL of an API begins with http:// or https://") from error
     base, trusted = None if config.base is None else os.fspath(config.base), config.trust_remote_code
     tokenizer = load_tokenizer(base or name, trust_remote_code=trusted)
     _check_template(name, tokenizer)
