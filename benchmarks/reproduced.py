@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import traceback
 from pathlib import Path
 
 from pages import DOCS, write_section
@@ -32,15 +33,25 @@ def run(names: list[str], model: str, work: Path, corpora: Path, keys: int) -> N
     short = Path(model).name.replace(":", "-")
     kept, folder = RESULTS / short, work / short
     folder.mkdir(parents=True, exist_ok=True)
+    kept.mkdir(parents=True, exist_ok=True)
+    broken = []
     for name in names:
         file = kept / f"{name}.json"
         if file.exists() and not (folder / file.name).exists():
             shutil.copyfile(file, folder / file.name)
-        with training_bar(quiet=False) as bar:
-            found = reproduce(name, folder, ReproducePlan(model=model, keys=keys, corpora=corpora), progress=bar)
-        kept.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / file.name, file)
-        print(found.words(), flush=True)
+        try:
+            with training_bar(quiet=False) as bar:
+                found = reproduce(name, folder, ReproducePlan(model=model, keys=keys, corpora=corpora), progress=bar)
+            print(found.words(), flush=True)
+        except Exception:  # the others of a night are not lost to it
+            traceback.print_exc()
+            broken.append(name)
+        finally:  # what was measured before an interruption too
+            if (folder / file.name).exists():
+                shutil.copyfile(folder / file.name, file)
+                file.chmod(0o644)
+    if broken:
+        raise SystemExit(f"not finished: {', '.join(broken)}")
 
 
 def render() -> None:
@@ -59,17 +70,15 @@ def measured(results: list[ExperimentResult]) -> list[str]:
     hours = sum(result.seconds for result in results) / 3600
     left = [f"`{name}`" for name in papers() if name not in {result.experiment for result in results}]
     told = f" Not measured yet: {', '.join(left)}." if left else ""
-    return [f"{len(results)} of {len(papers())} experiments, {hours:.1f} hours of measuring on one core.{told}"]
+    return [f"{len(results)} of {len(papers())} experiments, {hours:.1f} hours of measuring.{told}"]
 
 
 def pictures(result: ExperimentResult, model: str) -> list[str]:
-    """The picture of a figure, drawn from its result file."""
-    if not result.experiment.startswith("fig-"):
-        return []
+    """The picture of a figure and the barcodes of paths, drawn from the result file."""
     folder = DOC.parent / "img" / "reproduced" / model
     folder.mkdir(parents=True, exist_ok=True)
-    shown = [file for file in draw(result, folder) if file.suffix == ".png"]
-    return [f"![{papers()[result.experiment].title}](img/reproduced/{model}/{file.name})\n" for file in shown]
+    title = papers()[result.experiment].title
+    return [f"![{title}](img/reproduced/{model}/{file.name})\n" for file in draw(result, folder)]
 
 
 def main() -> None:

@@ -14,26 +14,27 @@ from types import SimpleNamespace
 import pytest
 import torch
 from embed_helpers import save_family
+from test_fidelity import write_questions
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from pathmark.baselines import configure, find_scheme
 from pathmark.baselines.eaaw import EaaW, EaaWConfig
 from pathmark.baselines.green import GreenLists
 from pathmark.embedding import RepliesConfig, default_config
-from pathmark.errors import AttackError, ModelError, PathmarkError, ResultError
+from pathmark.errors import AttackError, KeyFileError, ModelError, PathmarkError, ResultError
 from pathmark.evaluate.expert_parallel import PAPER_OVERHEAD
 from pathmark.evaluate.reproduce import bench as reproduce_bench
 from pathmark.evaluate.reproduce import recipes, robustness
 from pathmark.evaluate.reproduce.bench import QUICK, Bench, Size
 from pathmark.evaluate.reproduce.catalog import EXPERIMENTS
 from pathmark.evaluate.reproduce.corpora import KNOWN, Corpora, passages
-from pathmark.evaluate.reproduce.fidelity import evaluated, write_gsm8k, write_mmlu
 from pathmark.evaluate.reproduce.marks import biased_perplexity
 from pathmark.evaluate.reproduce.recipes import PAPER_RATE, Recipe, preset_layers
-from pathmark.evaluate.reproduce.robustness import QUICK_RATES, case, fine_tuning, scaled
+from pathmark.evaluate.reproduce.robustness import case, fine_tuning, scaled
 from pathmark.evaluate.reproduce.running import Cell, Experiment, run_experiment
 from pathmark.evaluate.several import Reading, total
 from pathmark.front_door import reproduce as front_door
+from pathmark.keys.safefile import exclusive
 from pathmark.keys.schemekey import SchemeKey
 from pathmark.models import bundled_segments, load_tokenizer, perplexity
 from pathmark.results.experiment import read_experiment
@@ -122,6 +123,35 @@ def test_points_are_there_as_soon_as_they_are_measured(bench, tmp_path):
     assert {point.at for point in read_experiment(path).points} == {"a"}
 
 
+def test_other_defaults_do_not_go_on_from_what_is_there_and_other_names_of_files_do(bench, tmp_path, monkeypatch):
+    path = tmp_path / "fig-noise.json"
+    first = run_experiment("fig-noise", cells([]), bench, path)
+    assert first.header.settings["files"]["home"].endswith(f"test.txt: {len(bench.texts().training)} to train on, "
+                                                           f"{len(bench.texts().probes)} held out")  # fmt: skip
+    moved = {}
+    for use, file in bench.corpora.paths["home"].items():
+        moved[use] = tmp_path / f"moved-{file.name}"
+        moved[use].write_bytes(file.read_bytes())
+    elsewhere = replace(bench, corpora=Corpora({"home": moved}), _held={})
+    again = run_experiment("fig-noise", cells([]), elsewhere, path)
+    assert again.points == first.points
+    assert "moved-" in again.header.settings["files"]["home"]
+    monkeypatch.setattr(reproduce_bench, "default_config", lambda *args: replace(default_config(*args), batch_size=3))
+    with pytest.raises(ResultError, match="differs in settings"):
+        run_experiment("fig-noise", cells([]), bench, path)
+
+
+def test_texts_behind_web_documents_are_written_for_each_document_that_is_long_enough(bench, tmp_path, monkeypatch):
+    lines = [json.dumps({"text": text}) for text in ("too short", *bundled_segments()[:9])]
+    (tmp_path / "c4.jsonl").write_text("\n".join(lines))
+    paths = {**bench.corpora.paths, "c4": {"prefixes": tmp_path / "c4.jsonl"}}
+    monkeypatch.setattr(reproduce_bench, "written", lambda model, tokenizer, rows, tokens, progress: rows)
+    asked = replace(bench, folder=tmp_path, corpora=Corpora(paths), size=replace(SIZE, generated=9), _held={})
+    texts = asked.texts("c4")
+    assert (len(texts.training), len(texts.probes)) == (6, 3)
+    assert all(len(bench.tokenizer(text)["input_ids"]) <= 40 for text in texts.training)  # beginnings
+
+
 def test_another_measurement_in_the_same_place_is_refused(bench, tmp_path):
     path = tmp_path / "fig-noise.json"
     run_experiment("fig-noise", cells([]), bench, path)
@@ -163,6 +193,8 @@ def test_the_front_door_writes_result_table_and_plot_and_measures_nothing_twice(
     assert "1 experiment, " in done.words()
     for kind in ("json", "md", "png"):
         assert (bench.folder / f"fig-expert-selection.{kind}").exists()
+    with exclusive(bench.folder / "copies"), pytest.raises(KeyFileError, match="another run is measuring in"):
+        front_door.reproduce("fig-expert-selection", bench.folder, plan)
     again = front_door.reproduce("fig-expert-selection", bench.folder, plan)
     assert again.results == done.results  # seconds included
     assert again.summary()["experiments"].keys() == {"fig-expert-selection"}
@@ -236,6 +268,11 @@ def test_presets_are_the_last_six_layers_and_the_paper_s_way_to_train():
         count = sizes[name]["num_hidden_layers"]
         assert preset_layers(model) == tuple(range(count - 6, count))
     assert preset_layers("bundled:tiny") is None
+    half, whole = (
+        Recipe(objective="paper", epochs=count).config(128, preset=False, texts=10, steps=None).loop.steps
+        for count in (5, 10)
+    )
+    assert (half, whole) == (300, 600)
     paper = Recipe(objective="paper", stealth_weight=0.0).config(2048, preset=True, texts=10, steps=None)
     assert (paper.loop.lr, paper.batch_size, paper.objective.stealth_weight) == (PAPER_RATE, 8, 0.0)
     assert Recipe().config(128, preset=False, texts=10, steps=None).loop.steps == 300
@@ -260,12 +297,19 @@ def test_a_thief_tunes_each_copy_at_the_rate_that_serves_it_best(bench, corpora,
     (file,) = tmp_path.glob("attacked/pathmark-*/results.json")
     thiefs = {row["case"]: row["ppl_thief"] for row in json.loads(file.read_text())["rows"]}
     used = {point.at: point.value for point in found.points if point.figure == "learning rate"}
-    assert list(used) == ["all weights, 2 epochs", "routers, 2 epochs"]
-    assert {point.at for point in found.points} == {"none", *used}  # the sweep itself has no rows
+    assert list(used) == ["routers, 1 epoch", "routers, 2 epochs", "all weights, 1 epoch"]
+    theirs = f"routers, 2 epochs, rate {PAPER_RATE:g}"  # the paper's thief, who chooses nothing
+    assert {point.at for point in found.points} == {"none", theirs, *used}  # the sweep itself has no rows
     for at, chosen in used.items():
-        swept = {scaled(marked, rate): scaled(marked, rate) for rate in QUICK_RATES}
-        swept = {rate: thiefs[f"{at.partition(',')[0]}, 1 epoch, rate {rate:.3g}"] for rate in swept}
+        name = at.partition(",")[0]
+        kind = next(kind for kind, words in robustness.TRAINED.items() if words == name)
+        rates = [scaled(marked, rate) for rate in robustness.RATES[kind][1:3]]
+        swept = {rate: thiefs[f"{name}, 1 epoch, rate {rate:.3g}"] for rate in rates}
         assert chosen == min(swept, key=swept.__getitem__)
+    best = {point.at: point.value for point in found.points if point.figure == "PPL of the thief's text"}
+    sweep = [ppl for name, ppl in thiefs.items() if name.startswith("routers, 1 epoch, rate")]
+    assert best["routers, 1 epoch"] == min(sweep)  # the best of the sweep is not trained again
+    assert "routers, 1 epoch" not in thiefs
 
 
 def test_a_sweep_that_leaves_nothing_is_told_and_does_not_end_the_run(bench, monkeypatch):
@@ -349,37 +393,3 @@ def test_few_experts_still_give_a_key_that_can_prove_something(experts, corpora,
 def test_several_watermarks_are_read_together():
     assert total([Rate(1, 4), Rate(3, 4)]) == Rate(4, 8)
     assert Reading.__dataclass_fields__.keys() == {"wsr", "crossed", "clean", "p", "ids_right"}
-
-
-def test_task_files_hold_the_questions_that_were_named(tmp_path):
-    write_questions(tmp_path)
-    name = write_mmlu("global_facts", tmp_path, tmp_path, tmp_path / "tasks")
-    task = json.loads((tmp_path / "tasks" / f"{name}.yaml").read_text())
-    assert task["num_fewshot"] == 5
-    asked = Path(task["dataset_kwargs"]["data_files"]["test"]).read_text().splitlines()
-    assert json.loads(asked[0]) == {"question": "1 + 1?", "choices": ["1", "2", "3", "4"], "answer": 1}
-    (tmp_path / "global_facts_test.csv").write_text("only,three,columns\n")
-    with pytest.raises(ModelError, match="expected question, four choices and a letter"):
-        write_mmlu("global_facts", tmp_path, tmp_path, tmp_path / "tasks")
-    with pytest.raises(ModelError, match="expected MMLU's file of that name"):
-        write_mmlu("machine_learning", tmp_path, tmp_path, tmp_path / "tasks")
-
-
-def write_questions(folder):
-    for split, count in (("dev", 5), ("test", 6)):
-        (folder / f"global_facts_{split}.csv").write_text("1 + 1?,1,2,3,4,B\n" * count)
-        lines = json.dumps({"question": "1 + 1?", "answer": "It is 2.\n#### 2"}) + "\n"
-        (folder / f"gsm_{split}.jsonl").write_text(lines * 9)
-
-
-@pytest.mark.slow
-def test_lm_eval_runs_offline_and_gives_one_answer_per_question(bench, tmp_path):
-    pytest.importorskip("lm_eval", reason="needs pathmark[eval]")
-    write_questions(tmp_path)
-    name = write_mmlu("global_facts", tmp_path, tmp_path, tmp_path / "tasks")
-    first = evaluated(bench.original, bench.tokenizer, name, tmp_path / "tasks", 4, "acc")
-    assert len(first) == 4
-    assert set(first) <= {0, 1}
-    assert first == evaluated(bench.original, bench.tokenizer, name, tmp_path / "tasks", 4, "acc")
-    name = write_gsm8k(tmp_path / "gsm_dev.jsonl", tmp_path / "gsm_test.jsonl", tmp_path / "tasks")
-    assert evaluated(bench.original, bench.tokenizer, name, tmp_path / "tasks", 2, "exact_match") == (0, 0)

@@ -55,22 +55,37 @@ def test_one_place_alone_has_its_figures_down(result):
 
 
 def test_better_is_said_only_of_three_keys_and_of_intervals_apart(result):
-    (said,) = comparison(result)
+    said, chance = comparison(result)
+    assert chance == "Of EaaW's bits chance alone gets half right."
     above = "LearnMark (none), LearnMark (router noise, sigma 0.5), EaaW (router noise, sigma 0.5)"
     assert f"PathMark is above {above}." in said
     assert "PathMark is below LearnMark (router noise, sigma 2), EaaW (router noise, sigma 2)." in said
     assert "EaaW (none)" not in said  # 300 of 300 and 96 of 96
     nobody = ["With fewer than 3 keys no scheme is called better than another."]
     few = replace(result, points=tuple(point for point in result.points if point.key < 2))
-    assert comparison(few) == nobody
+    assert comparison(few) == [*nobody, chance]
     ours_few = replace(result, points=tuple(p for p in result.points if p.key < 1 or p.series != "PathMark"))
-    assert comparison(ours_few) == nobody
+    assert comparison(ours_few) == [*nobody, chance]
+
+
+def test_what_a_mark_costs_is_compared_where_no_two_keys_overlap(result):
+    costs = {"PathMark": (0.5, 0.6, 0.7), "EaaW": (-0.7, 0.1, 0.2), "IFMark": (9.0, 12.0, 11.0), "KGW": (0.1, 0.6, 2.0)}
+    points = tuple(
+        Point(series=name, at="home", figure="change of PPL, %", key=key, value=value)
+        for name, found in costs.items() for key, value in enumerate(found)
+    )  # fmt: skip
+    said = comparison(replace(result, points=points))
+    assert said == [
+        "PathMark costs less perplexity than IFMark (home).", "PathMark costs more perplexity than EaaW (home)."
+    ]  # fmt: skip
+    few = replace(result, points=tuple(point for point in points if point.key < 2))
+    assert comparison(few) == []
 
 
 def test_a_model_that_nobody_would_use_is_marked_and_compared_with_nobody(result):
     points = tuple(replace(p, destroyed=p.at == "router noise, sigma 2") for p in result.points)
     broken = replace(result, points=points)
-    (said,) = comparison(broken)
+    said, _ = comparison(broken)
     assert "PathMark is below" not in said
     assert "† / -" in figure_table(broken, "WSR")
     assert "perplexity rose by over 50 %" in page(broken)
@@ -80,7 +95,7 @@ def test_a_model_that_nobody_would_use_is_marked_and_compared_with_nobody(result
 def test_a_page_says_what_stands_for_what_and_what_is_missing(result):
     text = page(result)
     for told in (
-        "## Noise on the router's logits", "`fig-noise`, Figure fig:robustness_router_noise of the paper",
+        "## Noise on the router's logits", '`fig-noise`, Figure "Robustness under router noise injection" of the paper',
         "3 keys, 100 held-out texts", "ptb for Penn Treebank", "compare directions, not numbers",
         "its perplexity on others means little", "- IFMark, none, key 0: the model does not carry this key's mark",
     ):  # fmt: skip

@@ -12,7 +12,7 @@ from pathmark.evaluate.reproduce.bench import QUICK, Bench, Size
 from pathmark.evaluate.reproduce.catalog import EXPERIMENTS
 from pathmark.evaluate.reproduce.corpora import Corpora
 from pathmark.evaluate.reproduce.running import run_experiment
-from pathmark.keys.safefile import write_whole
+from pathmark.keys.safefile import exclusive, write_whole
 from pathmark.progress import Progress, Silent
 from pathmark.reporting.experiment_plots import draw
 from pathmark.reporting.experiments import page, pages
@@ -90,12 +90,14 @@ def reproduce(
     bench = Bench(plan.model, out, corpora, plan.size, keys, progress or Silent())
     out.mkdir(parents=True, exist_ok=True)
     results = []
-    for each in names:
-        result = run_experiment(each, EXPERIMENTS[each], bench, out / f"{each}.json")
-        render(result, out)
-        results.append(result)
-    if name == ALL:
-        _write(out / "report.md", pages(results))
+    busy = f"another run is measuring in {out}; wait for it, or choose another folder with -o"
+    with exclusive(out / "copies", busy=busy):
+        for each in names:
+            result = run_experiment(each, EXPERIMENTS[each], bench, out / f"{each}.json")
+            render(result, out)
+            results.append(result)
+        if name == ALL:
+            _write(out / "report.md", pages(results))
     return Reproduced(tuple(results), out)
 
 

@@ -43,11 +43,11 @@ def require_private(path: Path, status: os.stat_result | None = None) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[None]:
+def exclusive(path: Path, *, busy: str | None = None) -> Iterator[None]:
     """Hold the lock of a file while it is read, compared and replaced.
 
     The lock is a file beside it that is never replaced: whoever waited on the old file would otherwise hold a lock on
-    something that is not there any more.
+    something that is not there any more. With `busy`, nobody waits: that is what is said where another has the lock.
     """
     try:
         import fcntl
@@ -59,7 +59,10 @@ def exclusive(path: Path) -> Iterator[None]:
     except OSError as error:
         raise KeyFileError(f"cannot lock {path}: {error.strerror or 'input/output error'}") from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise KeyFileError(busy or "") from None
         yield
     finally:
         os.close(descriptor)

@@ -13,8 +13,13 @@ RIVALS = ("KGW", "LearnMark", "IFMark", "EaaW")
 KEYS_TO_CLAIM = 3
 """Fewer keys prove nothing about a scheme."""
 DESTROYED = "†"
-FOREIGN = {"wikitext": "WikiText-103", "ptb": "Penn Treebank", "c4": "3,000 texts written behind C4 prefixes"}
-"""What the paper uses where we use the files that were named."""
+THEIRS = {
+    "home": "WikiText-103", "wikitext": "WikiText-103", "ptb": "Penn Treebank",
+    "c4": "3,000 texts that the model wrote behind C4 prefixes", "mmlu": "MMLU", "gsm8k": "GSM8K",
+}  # fmt: skip
+"""Corpus -> what the paper has in its place."""
+LOWER_IS_BETTER = "change of PPL, %"
+"""The figure besides WSR by which schemes are compared: what a mark costs."""
 
 
 def page(result: ExperimentResult) -> str:
@@ -121,9 +126,13 @@ def _measured(result: ExperimentResult) -> str:
 def _notes(result: ExperimentResult) -> list[str]:
     """What differs, what stands for what, what may be claimed and what is missing."""
     notes = [find_paper(result.experiment).differs, *comparison(result)]
-    used = [f"{use} for {FOREIGN[use]}" for use in result.header.texts_sha256 if use in FOREIGN]
+    files = result.header.settings.get("files", {})
+    used = [
+        f"{use} ({files[use]}), where the paper has {THEIRS[use]}" if use in files else f"{use} for {THEIRS[use]}"
+        for use in result.header.texts_sha256 if use in THEIRS
+    ]  # fmt: skip
     if used:
-        notes.append(f"Texts are the files that were named: {', '.join(used)}. Their digests are in the result file.")
+        notes.append(f"Texts: {'; '.join(used)}. Their digests are in the result file.")
     if any(point.destroyed for point in result.points):
         notes.append(
             f"{DESTROYED}: perplexity rose by over 50 % on clean text and on the thief's. Nobody would use such a "
@@ -153,6 +162,30 @@ def _notes(result: ExperimentResult) -> list[str]:
 
 def comparison(result: ExperimentResult) -> list[str]:
     """Where ours is above or below another scheme; said only of enough keys, and where intervals do not overlap."""
+    said = [*_by_rates(result), *_by_costs(result)]
+    if any(point.series == "EaaW" and point.rate is not None for point in result.points):
+        said.append("Of EaaW's bits chance alone gets half right.")
+    if any(point.series == "IFMark" and point.figure == "WSR" for point in result.points):
+        said.append("IFMark's WSR asks for the secret word itself; the paper also takes it with letters repeated.")
+    return said
+
+
+def _by_costs(result: ExperimentResult) -> list[str]:
+    """Whose mark costs less perplexity, where the ranges over the keys do not overlap."""
+    found = [p for p in result.points if p.figure == LOWER_IS_BETTER and p.value is not None and not p.destroyed]
+    less: dict[bool, list[str]] = {True: [], False: []}
+    for at in dict.fromkeys(point.at for point in found):
+        costs = {name: [p.value for p in found if (p.series, p.at) == (name, at)] for name in (OURS, *RIVALS)}
+        for name in RIVALS:
+            ours, theirs = ([v for v in costs[one] if v is not None] for one in (OURS, name))
+            if min(len(ours), len(theirs)) >= KEYS_TO_CLAIM and (max(ours) < min(theirs) or max(theirs) < min(ours)):
+                less[max(ours) < min(theirs)].append(f"{name} ({at})")
+    words = {True: "costs less perplexity than", False: "costs more perplexity than"}
+    return [f"{OURS} {words[ours]} {', '.join(names)}." for ours, names in less.items() if names]
+
+
+def _by_rates(result: ExperimentResult) -> list[str]:
+    """The same for WSR."""
     found = [point for point in result.points if point.figure == "WSR" and point.rate is not None]
     rivals = [name for name in RIVALS if any(point.series == name for point in found)]
     if not rivals or not any(point.series == OURS for point in found):

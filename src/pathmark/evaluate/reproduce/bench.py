@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
+from pathmark.attacks import ATTACKS
 from pathmark.baselines import Scheme, configure, find_scheme
 from pathmark.baselines.sampling import prompts, written
-from pathmark.embedding import EmbedConfig, RepliesConfig, Trainer, embed_key
+from pathmark.embedding import EmbedConfig, RepliesConfig, Trainer, default_config, embed_key
 from pathmark.errors import ModelError
 from pathmark.evaluate.reproduce.corpora import QUESTIONS, Corpora
 from pathmark.evaluate.reproduce.recipes import Recipe, preset_layers
@@ -28,6 +29,7 @@ from pathmark.models.bundled import BUNDLED_PREFIX
 from pathmark.models.checkpoint import base_digest, changed_tensors, write_folder
 from pathmark.models.describe import describe_model
 from pathmark.models.loading import use_fast_experts
+from pathmark.models.texts import read_texts
 from pathmark.progress import Progress, Silent
 from pathmark.release.marking import Texts
 from pathmark.release.planning import KeyPlan, plan_key
@@ -162,6 +164,27 @@ class Bench:
             self._texts[corpus] = self._read(corpus)
         return self._texts[corpus]
 
+    def named(self, corpus: str) -> str:
+        """The files of a corpus, and how many texts were made of them."""
+        if corpus == "home" and self.name.startswith(BUNDLED_PREFIX):
+            files = "the texts in the package"
+        else:
+            files = self.corpora.named(corpus)
+        if corpus in QUESTIONS:
+            return files
+        texts = self.texts(corpus)
+        return f"{files}: {len(texts.training):,} to train on, {len(texts.probes):,} held out"
+
+    @property
+    def defaults(self) -> tuple[Any, ...]:
+        """Everything of our recipes, the schemes and the attacks that no name of a cell says: what is measured with
+        others does not go on from what is there.
+        """
+        ours = [default_config(objective, self.hidden_size) for objective in ("anchored", "paper")]
+        schemes = [find_scheme(name) for name in RIVALS.values()]
+        theirs = [(one.name, _chosen(one.config), getattr(one.config, "OWN_RATE", None)) for one in schemes]
+        return (*ours, RepliesConfig(), theirs, [(name, _chosen(one.config)) for name, one in sorted(ATTACKS.items())])
+
     def texts_digest(self, corpus: str) -> str:
         """Of all texts of a corpus; of benchmarks, which have questions, that of their files."""
         if corpus in QUESTIONS:
@@ -173,13 +196,17 @@ class Bench:
             return Texts(bundled_segments()[: self.size.passages], bundled_probes())
         if corpus == "c4":
             made = self._written()
-            return Texts(made[: len(made) * 2 // 3], made[len(made) * 2 // 3 :])
+            held_out = min(self.size.probes, len(made) // 3)
+            return Texts(made[:-held_out], made[-held_out:])
         training = self.corpora.passages(corpus, "train", self.size.passages)
         return Texts(training, self.corpora.passages(corpus, "test", 3 * self.size.probes))
 
     def _written(self) -> list[str]:
         """What the original writes behind the beginnings of web documents; kept, since it takes minutes."""
-        documents = self.corpora.passages("c4", "prefixes", self.size.generated)
+        encode = partial(self.tokenizer, add_special_tokens=False)
+        every = read_texts(self.corpora.path("c4", "prefixes"))
+        long = [text for text in every if len(encode(text)["input_ids"]) >= PREFIX_TOKENS]
+        documents = random.Random(0).sample(long, min(len(long), self.size.generated))
         digest = self.digest(texts_digest(documents), PREFIX_TOKENS, WRITTEN_TOKENS)
         file = self.folder / "copies" / f"written-{digest}.json"
         if not file.exists():
@@ -209,13 +236,16 @@ class Bench:
 
     def key(self, number: int, recipe: Recipe) -> OwnerKey:
         """Key number so-and-so, from a fixed secret: for experiments, and for nothing else."""
-        layers = self.layers if recipe.layers is None else tuple(self.routed[-recipe.layers :])
         plan = KeyPlan(
-            layers=(layers,), width=recipe.width, watermarks=recipe.watermarks,
+            layers=(self.marked_layers(recipe),), width=recipe.width, watermarks=recipe.watermarks,
             pool=recipe.pool,
             texts=list(self.texts(recipe.corpus).training),
         )  # fmt: skip
         return plan_key(self.name, plan, secret=secret_of("pathmark", number))[0]
+
+    def marked_layers(self, recipe: Recipe) -> tuple[int, ...]:
+        """Those of a copy: so many of the last ones where the recipe says how many."""
+        return self.layers if recipe.layers is None else tuple(self.routed[-recipe.layers :])
 
     def ours(self, number: int, recipe: Recipe | None = None) -> Copy:
         """A copy with our mark, made if it is not there."""
@@ -225,7 +255,7 @@ class Bench:
     def _ours(self, number: int, recipe: Recipe) -> Copy:
         config, epochs = self.settings(recipe)
         replies = self._replies() if recipe.replies else None
-        path = (recipe.width, recipe.layers or self.layers, recipe.pool, recipe.watermarks, replies)
+        path = (recipe.width, self.marked_layers(recipe), recipe.pool, recipe.watermarks, replies)
         digest = self.digest(path, config, epochs, self.texts_digest(recipe.corpus))
         folder = self.folder / "copies" / f"pathmark-{recipe.corpus}-{number}-{digest}"
         if not (folder / "model").is_dir():
@@ -296,6 +326,11 @@ class Bench:
             self._held[kind] = (name, make())
         found: T = self._held[kind][1]
         return found
+
+
+def _chosen(config: type[Any]) -> dict[str, Any]:
+    """The defaults of a dataclass."""
+    return {known.name: known.default for known in fields(config) if known.default is not MISSING}
 
 
 def load(folder: Path) -> PreTrainedModel:

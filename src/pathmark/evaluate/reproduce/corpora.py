@@ -74,6 +74,11 @@ class Corpora:
                     total.update(f"{use}/{file.name}\n".encode() + sha256(file.read_bytes()).digest())
         return total.hexdigest()
 
+    def named(self, name: str) -> str:
+        """Its files as a page names them: each with the folder that it is in."""
+        places = (self.path(name, use).resolve() for use in KNOWN[name])
+        return ", ".join(f"{place.parent.name}/{place.name}" for place in places)
+
     def passages(self, name: str, use: str, count: int, seed: int = 0) -> list[str]:
         """So many passages at random, or all that there are."""
         found = passages(read_texts(self.path(name, use)))

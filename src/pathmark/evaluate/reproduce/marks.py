@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -16,9 +17,14 @@ from pathmark.evaluate.reproduce.bench import OURS, RIVALS, Bench, RivalCopy
 from pathmark.evaluate.reproduce.recipes import Recipe
 from pathmark.evaluate.reproduce.running import Cell, Figure
 from pathmark.models import Perplexity, device_of, perplexity
-from pathmark.verification import verify_model
+from pathmark.stats import Rate
+from pathmark.verification import PathVerdict, verify_model
 
 CORPORA = ("wikitext", "ptb", "c4")
+PASSED = "median_p_of_texts_that_pass"
+"""A figure of KGW's statistic, which the paper prints as its p-value."""
+REPEATED = "answers_that_hold_it_with_letters_repeated"
+"""A figure of IFMark's, which the paper counts as its WSR."""
 
 
 def effectiveness(bench: Bench) -> Iterable[Cell]:
@@ -33,11 +39,25 @@ def _found(bench: Bench, name: str, corpus: str, key: int) -> Mapping[str, Figur
     if name == OURS:
         copy = bench.ours(key, Recipe(corpus=corpus))
         marked, innocent = (verify_model(m, copy.key, bench.probes(corpus)) for m in (copy.model, bench.original))
-        return {"WSR": marked.wsr, "log10 p": marked.p.log10, "WSR of the original": innocent.wsr}
+        return _detected(marked, innocent)
     rival = bench.theirs(name, key, corpus)
     found, absent = (_judged(bench, rival, model, corpus) for model in (rival.model, bench.original))
-    p = {} if found.p is None else {"log10 p": found.p.log10}
-    return {"WSR": found.wsr, **p, "WSR of the original": absent.wsr}
+    more: dict[str, Figure] = {}
+    if (passed := found.figures.get(PASSED)) is not None:
+        more["median log10 p of texts that pass"] = math.log10(passed)
+    if (held := found.figures.get(REPEATED)) is not None:
+        more["WSR, letters repeated too"] = Rate(round(held), found.wsr.n)
+    return {**_detected(found, absent), **more}
+
+
+def _detected(found: PathVerdict | SchemeVerdict, absent: PathVerdict | SchemeVerdict) -> dict[str, Figure]:
+    """What a scheme says of the marked model, and of the original."""
+    p = {"log10 p": found.p, "log10 p of the original": absent.p}
+    return {
+        "WSR": found.wsr, "WSR of the original": absent.wsr,
+        **{name: value.log10 for name, value in p.items() if value is not None},
+        "found": Rate(int(found.marked), 1), "found in the original": Rate(int(absent.marked), 1),
+    }  # fmt: skip
 
 
 def _judged(bench: Bench, rival: RivalCopy, model: PreTrainedModel, corpus: str) -> SchemeVerdict:

@@ -160,8 +160,8 @@ def _ablated(bench: Bench, width: int, count: int) -> Mapping[str, Figure]:
         model = attack.run(model, attack.configure(**settings), kit).model
     after = verify_model(model, copy.key, probes)
     return {
-        "WSR": after.wsr, "WSR before": before.wsr, "false positives": fpr, "log10 p": after.p.log10,
-        "PPL": perplexity(model, probes).value, "PPL before": perplexity(copy.model, probes).value,
+        "WSR": after.wsr, "false positives": fpr, "PPL": perplexity(model, probes).value, "log10 p": after.p.log10,
+        "WSR before": before.wsr, "PPL before": perplexity(copy.model, probes).value,
     }  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class Recipe:
     stealth_weight: float | None = None
     """Weight of its contrast, likewise."""
     epochs: int = PAPER_EPOCHS
-    """Of the paper's recipe in its own models; elsewhere there are steps."""
+    """Of the paper's recipe; a model that is none of the paper's takes its steps for ten, and fewer for fewer."""
     replies: bool = False
     """Whether reply marks are taught too."""
 
@@ -58,6 +58,7 @@ class Recipe:
                 stealth_weight=weights.stealth_weight if self.stealth_weight is None else self.stealth_weight,
             )
             config = replace(config, objective=weights)
+            loop = replace(loop, steps=round(loop.steps * self.epochs / PAPER_EPOCHS))
             if preset:
                 config, loop = replace(config, batch_size=PAPER_BATCH), replace(loop, lr=PAPER_RATE)
         if steps is not None:  # in few steps too little is learnt for any of it to be taken back

@@ -92,6 +92,10 @@ def run_experiment(name: str, experiment: Experiment, bench: Bench, path: Path) 
     return result
 
 
+FILES = "files"
+"""Setting of a header: corpus -> its files by name. Who moves them measures the same."""
+
+
 def _begun(name: str, experiment: Experiment, bench: Bench, path: Path) -> ExperimentResult:
     header = _header(experiment, bench)
     if not path.exists():
@@ -99,7 +103,8 @@ def _begun(name: str, experiment: Experiment, bench: Bench, path: Path) -> Exper
         beside = find_paper(name).model(COLUMNS.get(kind, QWEN))
         return ExperimentResult(header=header, experiment=name, model=bench.name, beside=beside)
     found = read_experiment(path)
-    different = found.header.differs(header, but=("texts_sha256",))
+    moved = replace(found.header, settings={**found.header.settings, FILES: header.settings[FILES]})
+    different = moved.differs(header, but=("texts_sha256",))
     before, now = found.header.texts_sha256, header.texts_sha256
     different += [f"the texts of {use}" for use in before.keys() & now.keys() if before[use] != now[use]]
     if different or found.experiment != name:
@@ -107,14 +112,17 @@ def _begun(name: str, experiment: Experiment, bench: Bench, path: Path) -> Exper
             f"{path} holds another measurement, which differs in {', '.join(different) or 'the experiment'}; choose "
             "another folder with -o"
         )
-    return replace(found, header=replace(header, texts_sha256={**before, **now}))
+    files = {**found.header.settings.get(FILES, {}), **header.settings[FILES]}
+    header = replace(header, texts_sha256={**before, **now}, settings={**header.settings, FILES: files})
+    return replace(found, header=header)
 
 
 def _header(experiment: Experiment, bench: Bench) -> Header:
-    digests = {}
+    digests, files = {}, {}
     for corpus in ("home", *experiment.corpora):
         try:
             digests[corpus] = bench.texts_digest(corpus)
+            files[corpus] = bench.named(corpus)
         except PathmarkError:  # its cells will say why
             continue
     grid = sorted({(cell.series, cell.at) for cell in experiment.cells(bench)})
@@ -134,5 +142,7 @@ def _header(experiment: Experiment, bench: Bench) -> Header:
             "size": repr(bench.size),
             "layers": list(bench.layers),
             "grid": sha256(repr((grid, experiment.settings)).encode()).hexdigest(),
+            "defaults": sha256(repr(bench.defaults).encode()).hexdigest(),
+            FILES: files,
         },
     )
