@@ -266,10 +266,20 @@ def seen() -> list[str]:
     for name, auc in {"everything": told["all"], **told["groups"]}.items():
         low, high = auc["interval"]
         lines.append(f"| {name} | {auc['auc']:.2f} [{low:.2f}, {high:.2f}] |")
-    lines += ["", "| pairs of most similar router rows | targets among them | by chance |", "|---|---|---|"]
+    lines += [
+        "",
+        "That is what a thief can do who has models of both kinds from one original. The unmarked ones were taught to "
+        "stay what they were, so that whatever a mark changes stands out; a model alone has no such siblings. Router "
+        "rows do not say which experts are the targets, unless the original is there to compare them with:",
+        "",
+        "| pairs of most similar router rows | targets among them | by chance |",
+        "|---|---|---|",
+    ]
     for name, row in result.naming.items():
+        if not name.startswith("1 "):  # a few guesses more name as little
+            continue
         hits = Rate(row["targets"]["hits"], row["targets"]["n"])
-        lines.append(f"| {name} | {hits} | {100 * row['chance']:.1f} % |")
+        lines.append(f"| {name.replace('1 guesses', 'one guess')} | {hits} | {100 * row['chance']:.1f} % |")
     return lines
 
 

@@ -46,20 +46,23 @@ def _line(*cells: str) -> str:
 
 
 def searches(results: Sequence[RobustnessResult]) -> str:
-    """Markdown: what searches for the trigger found, a line each; empty where none was made."""
+    """Markdown: what searches for the trigger found, a line for each budget; empty where none was made."""
     found = [search for result in results for search in result.searches]
     if not found:
         return ""
     lines = [
-        "| prefixes | gradients | looked suspicious | of those fire | of all looked at again fire | |",
-        "|---|---|---|---|---|---|",
+        "| keys | prefixes | gradients | looked suspicious | of those fire | of all looked at again fire | |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for search in found:
-        fired = search.suspicious_that_fire
-        kinds = f" ({', '.join(search.kinds_that_fire)})" if search.kinds_that_fire else ""
+    for budget in dict.fromkeys(search.gradients for search in found):
+        alike = [search for search in found if search.gradients == budget]
+        fired = [search.suspicious_that_fire for search in alike if search.suspicious_that_fire is not None]
+        kinds = ", ".join(dict.fromkeys(kind for search in alike for kind in search.kinds_that_fire))
+        again = pooled_rate([search.looked_at_that_fire for search in alike])
         lines.append(_line(
-            f"{sum(search.tried.values()):,}", str(search.gradients), str(search.suspicious),
-            "none" if fired is None else str(fired), f"{search.looked_at_that_fire}{kinds}", found_words(search),
+            str(len(alike)), f"{sum(sum(search.tried.values()) for search in alike):,}", f"{budget} each",
+            str(sum(search.suspicious for search in alike)), str(pooled_rate(fired)) if fired else "none",
+            f"{again} ({kinds})" if kinds else str(again), " ".join(dict.fromkeys(map(found_words, alike))),
         ))  # fmt: skip
     return "\n".join(lines) + "\n"
 
