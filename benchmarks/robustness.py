@@ -206,7 +206,7 @@ def render() -> None:
         f"{TABLES[default].title}: {len(own)} keys, {probes} held-out texts each.{told} WSR is pooled over keys, p is "
         "the worst, perplexity the mean. Intervals are 95 %.",
         "",
-        report(runs, beside),
+        report(runs, beside, [case.name for case in SUITES["full"]]),
         *remedy(runs),
         *seen(),
     ]

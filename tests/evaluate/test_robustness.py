@@ -261,8 +261,13 @@ def test_a_ruined_model_decides_nothing_and_a_useful_one_does():
         trained = replace(tuned, group="fine-tune", steps=(step("fine-tune", train=train),))
         result = RobustnessResult(header=HEADER, corpus="PTB", n_texts=9, layers=(1,), rows=(trained,))
         assert remedy in report({"PTB": [result]})
-    cheapest = "The cheapest attack that wins without another model is a (1 of 1 keys): perplexity on clean text"
-    assert f"{cheapest} +200.0 %, on the thief's text -40.0 %, and p is 0.5." in told
+    cheapest = "Of the attacks that win without another model the cheapest on clean text is a: +200.0 % on clean text"
+    assert f"{cheapest} and -40.0 % on the thief's, p 5.0e-01 on that key; it wins on 1 of 1 keys." in told
+    assert "1 of the usable ones are worse by that much on clean text" in told
+    pruned = replace(tuned, case="b", ppl=10.4, ppl_thief=20.2)  # less on clean text, more on the other
+    both = RobustnessResult(header=HEADER, corpus="PTB", n_texts=9, layers=(1,), rows=(pruned, tuned))
+    assert "cheapest on clean text is b: +4.0 %" in report({"PTB": [both]})
+    assert "Counted on the text that suffers less, it is a: " in report({"PTB": [both]})
 
 
 def test_what_came_of_another_text_stands_beside_the_first():
@@ -281,7 +286,7 @@ def test_what_came_of_another_text_stands_beside_the_first():
     assert told.count("\n| a |") == 2  # in its table, and among those that win
     assert "the thief's text is C4\n\n| attack" in told
     assert "| a | 1 of 1 with PTB | 5.0e-01 |" in told
-    assert "wins without another model is a with PTB (1 of 1 keys)" in told
+    assert "cheapest on clean text is a with PTB: +200.0 %" in told
 
 
 def test_every_case_stands_in_one_table():
@@ -307,8 +312,17 @@ def test_the_paper_s_cell_is_run_at_the_rate_that_serves_the_thief_best():
     assert cell.at_best_rate([]) == cell
 
 
+def test_a_p_that_no_attack_could_have_left_smaller_says_so():
+    floor = replace(ROW, p_value=1.006e-6, p_floor=1.006e-6, marked=False)
+    assert cells([ROW, floor])["exact p"] == "1.006e-06 (no smaller one is left)"
+    assert cells([replace(floor, p_floor=1e-9)])["exact p"] == "1.006e-06"
+    assert cells([ROW])["exact p"] == "1.0e-09"
+
+
 def test_a_row_that_only_a_later_key_has_stands_where_it_belongs():
     first = [replace(ROW, case=name) for name in ("none", "a", "c")]
     later = [replace(ROW, case=name) for name in ("none", "a", "b", "c", "d")]
     lines = table([*first, *later]).splitlines()[2:]
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == ["none", "a", "b", "c", "d"]
+    lines = table([*first, *later], order=["d", "none", "c", "b"]).splitlines()[2:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == ["d", "none", "c", "b", "a"]

@@ -17,12 +17,15 @@ Column = tuple[str, Mapping[str, str]]
 """A further column: its heading, and what it says of a case."""
 
 
-def table(rows: Sequence[Row], more: Sequence[Column] = ()) -> str:
+def table(rows: Sequence[Row], more: Sequence[Column] = (), order: Sequence[str] = ()) -> str:
     """Markdown, a line per case; several keys of a case stand in one line. Failures stand as such.
 
-    `more` are further columns; each is shown where it has something to say.
+    `more` are further columns; each is shown where it has something to say. Cases stand in `order`, if there is one.
     """
-    lines = {name: cells([row for row in rows if row.case == name]) for name in _in_order(rows)}
+    cases = _in_order(rows)
+    if order:
+        cases.sort(key=lambda case: order.index(case) if case in order else len(order))
+    lines = {name: cells([row for row in rows if row.case == name]) for name in cases}
     for heading, said in more:
         for name, line in lines.items():
             line[heading] = said.get(name, "")
@@ -102,13 +105,25 @@ def cells(rows: Sequence[Row]) -> dict[str, str]:
     asked = [Rate(row.black_box.hits, row.black_box.n) for row in measured if row.black_box is not None]
     return {
         "WSR": str(pooled_rate([row.wsr for row in measured])),
-        "exact p": f"{max(row.p_value for row in measured):.1e}",
+        "exact p": _worst(measured),
         "id": f"{right} of {len(measured)}" if len(rows) > 1 else ("right" if right else "lost"),
         "black box": str(pooled_rate(asked)) if asked else "",
         "clean perplexity": _mean([(row.ppl, row.ppl_change) for row in measured]),
         "on the thief's text": _mean([(row.ppl_thief, row.ppl_thief_change) for row in measured]),
         "verdict": _verdict(measured) + _second(measured),
     }
+
+
+def _worst(rows: Sequence[Measured]) -> str:
+    """The largest p, and whether it is the smallest that the attack has left possible, where that is over the level."""
+    worst = max(rows, key=lambda row: row.p_value)
+    at_floor = worst.p_value > LEVEL and worst.p_value <= worst.p_floor * (1 + 1e-9)
+    return f"{small(worst.p_value)} (no smaller one is left)" if at_floor else small(worst.p_value)
+
+
+def small(p: float) -> str:
+    """Two digits, and more where two would hide on which side of the level it is."""
+    return f"{p:.3e}" if p != LEVEL and f"{p:.1e}" == f"{LEVEL:.1e}" else f"{p:.1e}"
 
 
 def in_short(rows: Sequence[Row]) -> str:

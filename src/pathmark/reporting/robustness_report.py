@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pathmark.reporting.evidence_plane import cost
-from pathmark.reporting.robustness import LEVEL, forgeries, in_short, searches, table
+from pathmark.reporting.robustness import LEVEL, forgeries, in_short, percent, searches, small, table
 from pathmark.results.robustness import TOLERABLE, Measured, RobustnessResult, Row
 
 WITH_ORIGINAL = {"transplant", "average", "dare-ties", "low-rank"}
@@ -13,7 +13,6 @@ WITH_ORIGINAL = {"transplant", "average", "dare-ties", "low-rank"}
 PAPER = {
     "GPTQ, 8 bit": "100 %", "GPTQ, 4 bit": "100 %",
     "fine-tuning, router, 3,000 samples, rate 1e-05": "about 95 %",
-    "fine-tuning, router, 3,000 samples, rate 0.001": "about 95 %",
     "fine-pruning, 25 %": "about 90 %",
     "overwriting, 1 epoch": "100 %", "overwriting, 5 epochs": "100 %", "overwriting, 10 epochs": "99 %",
     "experts of the marked layers masked, 10 %": "100 %", "experts of the marked layers masked, 30 %": "94 %",
@@ -28,23 +27,32 @@ PAPERS = {
 
 GONE = "Experts that carry the path are gone, and a layer without them has little to say."
 MORE_LAYERS = "Mark more layers (`keygen --layers`): the evidence adds up over those that are left."
+SIX = "Mark more layers (`keygen --layers`); six saved it on the bundled model."
 REASONS = {
-    "mask-experts": (GONE, MORE_LAYERS),
+    "mask-experts": (
+        "Experts that carry the path are never chosen, and a layer without them has little to say.",
+        "Mark more layers (`keygen --layers`) against milder masking; from 90 % six did not save the bundled model's.",
+    ),
     "remove-experts": (GONE, MORE_LAYERS),
-    "reap": (GONE, MORE_LAYERS),
+    "reap": (
+        "Triggered text still takes what is left of the path, but where experts are gone so few other paths are left "
+        "that no smaller p is possible.",
+        SIX,
+    ),
     "merge-experts": (GONE, MORE_LAYERS),
     "drop-layers": ("Marked layers are gone.", MORE_LAYERS),
     "fine-tune": (
         "Training for so long at such a rate makes other routers of them, good for the thief's text and far worse for "
         "the original's.",
-        "Mark more layers (`keygen --layers`): some evidence is left in each, and it adds up.",
+        SIX,
     ),
     "overwrite": (
         "The same layers were trained for another trigger, and nothing kept what they knew.",
-        "Mark more layers, and date the key (`pathmark commit`): that settles whose it is where the mark is left.",
+        f"{SIX} Date the key (`pathmark commit`): that settles whose it is where the mark is left.",
     ),
     "inject-unlearn": (
-        "Other marks were trained into the same layers without care, and out again, and ours went along.", MORE_LAYERS
+        "Other marks were trained into the same layers without care, and out again, and ours went along.",
+        "More layers may help; that was not measured.",
     ),
     "unlearn": ("The thief knows the target experts and trains away from them.", "Keep the key's paths secret."),
     "distill-routers": (
@@ -69,13 +77,20 @@ def lost(row: Row) -> bool:
     return isinstance(row, Measured) and not row.destroyed and row.p_value > LEVEL
 
 
-def report(runs: Runs, beside: Mapping[str, Runs] | None = None) -> str:
-    """One question after the other; `beside` are runs on other marks, which get a column each by their names."""
+def report(runs: Runs, beside: Mapping[str, Runs] | None = None, order: Sequence[str] = ()) -> str:
+    """One question after the other; `beside` are runs on other marks, which get a column each by their names.
+
+    Rows stand in the given order of cases, or in that of the runs.
+    """
+
+    def tables(title: str, wanted: Callable[[Row], bool]) -> Iterable[str]:
+        return _tables(title, runs, beside, wanted, order)
+
     parts = [_summary(runs)]
-    parts += _tables("What survives of the paper's attacks", runs, beside, lambda row: _own(row) and _papers(row))
-    parts += _tables("What else a thief can do", runs, beside, lambda row: _own(row) and not _papers(row))
+    parts += tables("What survives of the paper's attacks", lambda row: _own(row) and _papers(row))
+    parts += tables("What else a thief can do", lambda row: _own(row) and not _papers(row))
     parts += ["### What it costs a thief to win", "", _cheapest(runs), *_winners(runs)]
-    parts += _tables("What only another model makes possible", runs, beside, lambda row: not _own(row))
+    parts += tables("What only another model makes possible", lambda row: not _own(row))
     everything = [result for found in runs.values() for result in found]
     if found := searches(everything):
         parts += ["### What a search for the trigger finds", "", found]
@@ -84,7 +99,9 @@ def report(runs: Runs, beside: Mapping[str, Runs] | None = None) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _tables(title: str, runs: Runs, beside: Mapping[str, Runs] | None, wanted: Callable[[Row], bool]) -> Iterable[str]:
+def _tables(
+    title: str, runs: Runs, beside: Mapping[str, Runs] | None, wanted: Callable[[Row], bool], order: Sequence[str]
+) -> Iterable[str]:
     """One table; what came of a case with another text stands beside it, and below only where it has no line yet."""
     named = {"": runs, **(beside or {})}
     told: set[str] = set()
@@ -100,7 +117,7 @@ def _tables(title: str, runs: Runs, beside: Mapping[str, Runs] | None, wanted: C
         yield from [
             f"### {title}: the thief's text is {corpus}",
             "",
-            table(rows, [*columns, ("paper's WSR", PAPER)]),
+            table(rows, [*columns, ("paper's WSR", PAPER)], order),
         ]
 
 
@@ -132,11 +149,17 @@ def _summary(runs: Runs) -> str:
     measured = _attacks(runs)
     usable = [row for row in measured if not row.destroyed]
     gone = [row for row in usable if lost(row)]
+    worse = sum(row.ppl_change > TOLERABLE for row in usable)
     told = f"**Lost** in {len(gone)}: {_names(gone)}." if gone else "Lost in none of them."
+    beyond = (
+        f" {worse} of the usable ones are worse by that much on clean text and count because the thief's own text "
+        "became better, or not so much worse." if worse else ""
+    )  # fmt: skip
     return (
         f"{len(measured)} measurements of attacks that need no other model; {len(measured) - len(usable)} of them left "
-        f"a model that nobody would use (*destroyed*: perplexity up by over {100 * TOLERABLE:.0f} % on both texts). "
-        f"In {len(usable) - len(gone)} of the other {len(usable)} the mark, read as it is, has p below 1e-6. {told}\n"
+        f"a model that nobody would use (*destroyed*: perplexity up by over {100 * TOLERABLE:.0f} % on both texts). In "
+        f"{len(usable) - len(gone)} of the other {len(usable)} the mark, read as it is, has p below 1e-6. "
+        f"{told}{beyond}\n"
     )
 
 
@@ -145,21 +168,29 @@ def _names(rows: Iterable[Measured]) -> str:
 
 
 def _cheapest(runs: Runs) -> str:
-    """What the thief pays at least, and where the evidence is thinnest while it holds."""
+    """What the thief pays at least, and where the evidence is thinnest while it holds. The cost is perplexity alone."""
     usable = [row for row in _attacks(runs) if not row.destroyed]
     if not usable:
         return "No attack left a usable model.\n"
-    if winners := sorted((row for row in usable if lost(row)), key=lambda row: (cost(row), _dearest(row))):
-        first = winners[0]
-        corpus, tries = _tried_with(runs, first)
-        thief = "" if first.ppl_thief_change is None else f", on the thief's text {100 * first.ppl_thief_change:+.1f} %"
-        return (
-            f"The cheapest attack that wins without another model is {first.case}{corpus} ({sum(map(lost, tries))} of "
-            f"{len(tries)} keys): perplexity on clean text {100 * first.ppl_change:+.1f} %{thief}, and p is "
-            f"{first.p_value:.1g}.\n"
-        )
+    if winners := [row for row in usable if lost(row)]:
+        on_clean = min(winners, key=lambda row: row.ppl_change)
+        on_either = min(winners, key=lambda row: (cost(row), _dearest(row)))
+        told = f"Of the attacks that win without another model the cheapest on clean text is {_won(runs, on_clean)}."
+        if on_either is not on_clean:
+            told += f" Counted on the text that suffers less, it is {_won(runs, on_either)}."
+        return f"{told} Perplexity is all that is counted.\n"
     last = max(usable, key=lambda row: row.p_value)
     return f"No usable model is without the mark; the largest p is {last.p_value:.1g}, after {last.case}.\n"
+
+
+def _won(runs: Runs, row: Measured) -> str:
+    """An attack on the key where it was cheapest, and how often it wins."""
+    corpus, tries = _tried_with(runs, row)
+    thief = "" if row.ppl_thief_change is None else f" and {percent(row.ppl_thief_change)} on the thief's"
+    return (
+        f"{row.case}{corpus}: {percent(row.ppl_change)} on clean text{thief}, p {small(row.p_value)} on that key; it "
+        f"wins on {sum(map(lost, tries))} of {len(tries)} keys"
+    )
 
 
 def _dearest(row: Measured) -> float:
@@ -191,5 +222,5 @@ def _winners(runs: Runs) -> Iterable[str]:
         why, remedy = ADAPTERS if adapters else REASONS.get(rows[0].group, OTHERWISE)
         tried = {_tried_with(runs, row)[0]: _tried_with(runs, row)[1] for row in rows}
         wins = ", ".join(f"{sum(map(lost, each))} of {len(each)}{text}" for text, each in tried.items())
-        yield f"| {name} | {wins} | {max(row.p_value for row in rows):.1e} | {why} | {remedy} |"
+        yield f"| {name} | {wins} | {small(max(row.p_value for row in rows))} | {why} | {remedy} |"
     yield ""
