@@ -31,7 +31,7 @@ SIX = "Mark more layers (`keygen --layers`); six saved it on the bundled model."
 REASONS = {
     "mask-experts": (
         "Experts that carry the path are never chosen, and a layer without them has little to say.",
-        "Mark more layers (`keygen --layers`) against milder masking; from 90 % six did not save the bundled model's.",
+        "Mark more layers (`keygen --layers`) against milder masking; at 90 % six did not help on the bundled model.",
     ),
     "remove-experts": (GONE, MORE_LAYERS),
     "reap": (
