@@ -64,7 +64,10 @@ class Reproduced:
     def words(self) -> str:
         """One sentence for people."""
         count = sum(len(result.points) for result in self.results)
-        lacking = f"; {self.missing} cells could not be measured, and their tables say why" if self.missing else ""
+        why = [reason for result in self.results for reason in result.missing.values()]
+        others = f" (and {len(set(why)) - 1} other reasons, in the tables)" if len(set(why)) > 1 else ""
+        cells = f"{self.missing} cell{'s' * (self.missing != 1)}"
+        lacking = f"; {cells} could not be measured: {why[0]}{others}" if why else ""
         several = "s" * (len(self.results) != 1)
         return f"{len(self.results)} experiment{several}, {count} figures in {self.output}{lacking}."
 

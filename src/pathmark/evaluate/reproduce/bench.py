@@ -203,7 +203,7 @@ class Bench:
 
     def _written(self) -> list[str]:
         """What the original writes behind the beginnings of web documents; kept, since it takes minutes."""
-        encode = partial(self.tokenizer, add_special_tokens=False)
+        encode = partial(self.tokenizer, add_special_tokens=False, truncation=True, max_length=PREFIX_TOKENS)
         every = read_texts(self.corpora.path("c4", "prefixes"))
         long = [text for text in every if len(encode(text)["input_ids"]) >= PREFIX_TOKENS]
         documents = random.Random(0).sample(long, min(len(long), self.size.generated))
