@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import click
 import pytest
@@ -133,3 +136,14 @@ def test_under_torchrun_only_what_joins_runs(monkeypatch, capsys, name):
     joins = name in ("embed", "verify", "trace", "attack")
     assert ("it ran" in said) == joins
     assert (f"pathmark {name} is for one process, got 2 from torchrun" in said) == (not joins)
+
+
+def test_a_reader_who_goes_away_is_no_acquittal():
+    """As `pathmark verify ... | head -1` does; click would end with 1."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-c", "from pathmark.cli.main import main; main()", "reproduce", "list"]
+    with os.fdopen(write, "w") as nobody:
+        done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "pathmark: nobody read the output to its end; this exit code decides nothing"

@@ -129,6 +129,11 @@ def _run() -> NoReturn:
         _end(_usage(error), 2)
     except (click.Abort, KeyboardInterrupt):
         _end("interrupted; nothing was decided", 130)
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # click makes 1 of it, which is our "not marked"
+            click.echo("pathmark: nobody read the output to its end; this exit code decides nothing", err=True)
+            sys.exit(2)
+        raise
     except Exception as error:
         if os.environ.get("PATHMARK_DEBUG"):
             raise
