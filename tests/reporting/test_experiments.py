@@ -101,6 +101,13 @@ def test_a_page_says_what_stands_for_what_and_what_is_missing(result):
     ):  # fmt: skip
         assert told in text
     assert "--quick" not in text
+    texts = {"home": "0" * 64, "ptb": "0" * 64}
+    header = replace(
+        result.header, texts_sha256=texts, settings={**result.header.settings, "files": {"ptb": "a/b.txt"}}
+    )
+    assert "Texts: home for WikiText-103; ptb (a/b.txt), where the paper" in page(replace(result, header=header))
+    on_ptb = replace(result, header=header, points=tuple(replace(p, at="ptb") for p in result.points))
+    assert "Texts: ptb (a/b.txt), where" in page(on_ptb)  # where rows are texts, no others were used
     quick = replace(result, header=replace(result.header, settings={"quick": True, "size": ""}))
     assert "Measured with --quick" in page(quick)
 

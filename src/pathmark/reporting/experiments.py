@@ -127,9 +127,10 @@ def _notes(result: ExperimentResult) -> list[str]:
     """What differs, what stands for what, what may be claimed and what is missing."""
     notes = [find_paper(result.experiment).differs, *comparison(result)]
     files = result.header.settings.get("files", {})
+    rows = {point.at for point in result.points} & THEIRS.keys()  # where they are texts, no others were used
     used = [
         f"{use} ({files[use]}), where the paper has {THEIRS[use]}" if use in files else f"{use} for {THEIRS[use]}"
-        for use in result.header.texts_sha256 if use in THEIRS
+        for use in result.header.texts_sha256 if use in (rows or THEIRS)
     ]  # fmt: skip
     if used:
         notes.append(f"Texts: {'; '.join(used)}. Their digests are in the result file.")
